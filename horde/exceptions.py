@@ -5,14 +5,14 @@ from horde.return_codes import ReturnCode
 
 
 class HordeError(Exception):
-    """A refusal the caller can act on: ``{message, rc}`` plus ``extra``, under ``status``.
+    """A refusal the caller can act on: ``{message, rc}`` plus ``extra``, under ``status``; no ``rc`` key when it is None.
 
     Raising one inside ``transaction()`` rolls the transaction back; that is the point.
     """
 
     status = 400
 
-    def __init__(self, message: str, rc: ReturnCode, **extra: object) -> None:
+    def __init__(self, message: str, rc: ReturnCode | None, **extra: object) -> None:
         super().__init__(message)
         self.message, self.rc, self.extra = message, rc, extra
 
@@ -84,6 +84,5 @@ class ServiceUnavailable(HordeError):
 
     status = 503
 
-
-class ServiceLost(Exception):
-    """A driver lost its service (Postgres, Redis or the object store); translated at the door of each."""
+    def __init__(self, message: str, rc: ReturnCode | None = None, **extra: object) -> None:
+        super().__init__(message, rc, **extra)

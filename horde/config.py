@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+"""The settings of a process: read once from the environment, typed, frozen. Nothing else reads the environment."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from ipaddress import IPv4Network, IPv6Network, ip_network
+from typing import Self
+
+type Network = IPv4Network | IPv6Network
+
+DEVELOPMENT_SECRET = "development-only-secret"  # keys made with it are worthless: development data is thrown away
+DEFAULT_VALIDATED_BACKENDS = (
+    "AI Horde Worker",
+    "AI Horde Worker~aphrodite~oai",
+    "AI Horde Worker~aphrodite~kai",
+    "KoboldCppEmbedWorker",
+    "TabbyAPI",
+    "Horde Bridge",  # our own reference worker: without it, it would earn 0.3 of a validated one
+)
+
+
+class ConfigError(Exception):
+    """A setting is missing or cannot be read; the message names it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """Every setting of the API and its commands. Field comments name the environment variable."""
+
+    development: bool = False  # HORDE_ENVIRONMENT=development
+    # services
+    database_url: str = field(repr=False)  # DATABASE_URL, else POSTGRES_URL, POSTGRES_USER, POSTGRES_PASS
+    redis_url: str = field(default="redis://127.0.0.1:6379", repr=False)  # REDIS_URL, else REDIS_IP, REDIS_PORT
+    s3_endpoint: str = ""  # S3_ENDPOINT, else R2_TRANSIENT_ACCOUNT
+    s3_access_key: str = field(default="", repr=False)  # AWS_ACCESS_KEY_ID
+    s3_secret_key: str = field(default="", repr=False)  # AWS_SECRET_ACCESS_KEY
+    source_image_bucket: str = "stable-horde-source-images"  # R2_SOURCE_IMAGE_BUCKET
+    db_pool_size: int = 15  # SQLALCHEMY_POOL_SIZE, connections a process keeps
+    db_max_overflow: int = 5  # SQLALCHEMY_MAX_OVERFLOW
+    db_pool_timeout_seconds: float = 30.0  # SQLALCHEMY_POOL_TIMEOUT
+    # server
+    listen: str = "127.0.0.1"  # HORDE_LISTEN
+    port: int = 7001  # HORDE_PORT
+    server_workers: int = 2  # HORDE_SERVER_WORKERS, gunicorn processes
+    server_threads: int = 16  # HORDE_SERVER_THREADS, threads of each process
+    metrics_port: int = 0  # HORDE_METRICS_PORT, Prometheus endpoint on loopback; 0 is off
+    otlp_endpoint: str = ""  # OTEL_EXPORTER_OTLP_ENDPOINT
+    log_level: str = "INFO"  # HORDE_LOG_LEVEL
+    log_json: bool = True  # HORDE_LOG_FORMAT=json|text; text is the default in development
+    # accounts
+    secret_key: str = field(repr=False)  # secret_key: salt of stored keys; must never change once keys exist
+    admins: tuple[str, ...] = ()  # ADMINS, a JSON array of name#id
+    kudos_trust_threshold: int | None = None  # KUDOS_TRUST_THRESHOLD, escrow for promotion; unset is off
+    test_apikeys: bool = False  # HORDE_TEST_APIKEYS
+    # addresses and limits
+    trusted_proxies: tuple[Network, ...] = ()  # HORDE_TRUSTED_PROXIES, networks whose X-Forwarded-For is believed
+    whitelisted_addresses: tuple[str, ...] = ()  # HORDE_WHITELISTED_ADDRESSES
+    rate_limits_enabled: bool = True  # HORDE_TEST_RATELIMIT_DISABLED turns them off
+    default_limit: str = "90/minute"  # HORDE_DEFAULT_LIMIT
+    text_request_2sec_limit: str = "2/second"  # HORDE_TEXT_REQUEST_2SEC_LIMIT_PER_IP
+    text_request_90min_limit: str = "90/minute"  # HORDE_TEXT_REQUEST_90MIN_LIMIT_PER_IP
+    chat_request_2sec_limit: str = "2/second"  # HORDE_CHAT_REQUEST_2SEC_LIMIT_PER_IP, follows text when unset
+    chat_request_90min_limit: str = "90/minute"  # HORDE_CHAT_REQUEST_90MIN_LIMIT_PER_IP, follows text when unset
+    status_read_limit: str = "600/minute"  # HORDE_STATUS_READ_LIMIT
+    status_delete_limit: str = "60/minute"  # HORDE_STATUS_DELETE_LIMIT
+    ip_checker: str = ""  # IP_CHECKER, address of the checker with {ip} in it
+    ip_checker_no_data: str = ""  # IP_CHECKER_LC
+    # text and chat
+    validated_backends: tuple[str, ...] = DEFAULT_VALIDATED_BACKENDS  # HORDE_VALIDATED_BACKENDS, a JSON array
+    text_model_reference: str = ""  # HORDE_IMAGE_LLM_REFERENCE, URL or path; empty keeps the bundled list
+    upfront_kudos_on_workerlist: bool = False  # HORDE_UPFRONT_KUDOS_ON_WORKERLIST
+    require_matched_targeting: bool = False  # HORDE_REQUIRE_MATCHED_TARGETING
+    free_output_ceiling: int = 4096  # HORDE_TEXT_FREE_OUTPUT_CEILING, tokens
+    free_output_floor: int = 512  # HORDE_TEXT_FREE_OUTPUT_FLOOR, tokens
+    free_output_wait_full_seconds: float = 60.0  # HORDE_TEXT_FREE_OUTPUT_WAIT_FULL_SECONDS
+    free_output_wait_floor_seconds: float = 300.0  # HORDE_TEXT_FREE_OUTPUT_WAIT_FLOOR_SECONDS
+    chat_admission_enabled: bool = True  # HORDE_CHAT_ADMISSION_ENABLED
+    # names shown to people
+    title: str = "Horde"  # HORDE_TITLE
+    noun: str = "worker"  # HORDE_NOUN
+    url: str = ""  # HORDE_URL
+    contact_email: str = ""  # HORDE_EMAIL
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> Self:
+        """Read a configuration; raises ConfigError naming the variable that is missing or malformed."""
+        read = _Reader(environment)
+        development = read.text("HORDE_ENVIRONMENT", "production") == "development"
+        secret_key = read.text("secret_key", DEVELOPMENT_SECRET if development else "")
+        if not secret_key:
+            raise ConfigError("secret_key is not set: it salts every stored key, so there is no default in production.")
+        text_2sec = read.text("HORDE_TEXT_REQUEST_2SEC_LIMIT_PER_IP", "2/second")
+        text_90min = read.text("HORDE_TEXT_REQUEST_90MIN_LIMIT_PER_IP", "90/minute")
+        return cls(
+            development=development,
+            database_url=_database_url(read),
+            redis_url=_redis_url(read),
+            s3_endpoint=read.text("S3_ENDPOINT", read.text("R2_TRANSIENT_ACCOUNT", "")),
+            s3_access_key=read.text("AWS_ACCESS_KEY_ID", ""),
+            s3_secret_key=read.text("AWS_SECRET_ACCESS_KEY", ""),
+            source_image_bucket=read.text("R2_SOURCE_IMAGE_BUCKET", "stable-horde-source-images"),
+            db_pool_size=read.number("SQLALCHEMY_POOL_SIZE", 15, int),
+            db_max_overflow=read.number("SQLALCHEMY_MAX_OVERFLOW", 5, int),
+            db_pool_timeout_seconds=read.number("SQLALCHEMY_POOL_TIMEOUT", 30.0, float),
+            listen=read.text("HORDE_LISTEN", "127.0.0.1"),
+            port=read.number("HORDE_PORT", 7001, int),
+            server_workers=read.number("HORDE_SERVER_WORKERS", 2, int),
+            server_threads=read.number("HORDE_SERVER_THREADS", 16, int),
+            metrics_port=read.number("HORDE_METRICS_PORT", 0, int),
+            otlp_endpoint=read.text("OTEL_EXPORTER_OTLP_ENDPOINT", ""),
+            log_level=read.text("HORDE_LOG_LEVEL", "INFO").upper(),
+            log_json=read.text("HORDE_LOG_FORMAT", "text" if development else "json") == "json",
+            secret_key=secret_key,
+            admins=read.text_list("ADMINS"),
+            kudos_trust_threshold=read.optional_number("KUDOS_TRUST_THRESHOLD"),
+            test_apikeys=read.flag("HORDE_TEST_APIKEYS", default=False),
+            trusted_proxies=tuple(read.network(text) for text in read.words("HORDE_TRUSTED_PROXIES")),
+            whitelisted_addresses=read.words("HORDE_WHITELISTED_ADDRESSES"),
+            rate_limits_enabled=not read.flag("HORDE_TEST_RATELIMIT_DISABLED", default=False),
+            default_limit=read.text("HORDE_DEFAULT_LIMIT", "90/minute"),
+            text_request_2sec_limit=text_2sec,
+            text_request_90min_limit=text_90min,
+            chat_request_2sec_limit=read.text("HORDE_CHAT_REQUEST_2SEC_LIMIT_PER_IP", text_2sec),
+            chat_request_90min_limit=read.text("HORDE_CHAT_REQUEST_90MIN_LIMIT_PER_IP", text_90min),
+            status_read_limit=read.text("HORDE_STATUS_READ_LIMIT", "600/minute"),
+            status_delete_limit=read.text("HORDE_STATUS_DELETE_LIMIT", "60/minute"),
+            ip_checker=read.text("IP_CHECKER", ""),
+            ip_checker_no_data=read.text("IP_CHECKER_LC", ""),
+            validated_backends=read.text_list("HORDE_VALIDATED_BACKENDS") or DEFAULT_VALIDATED_BACKENDS,
+            text_model_reference=read.text("HORDE_IMAGE_LLM_REFERENCE", ""),
+            upfront_kudos_on_workerlist=read.flag("HORDE_UPFRONT_KUDOS_ON_WORKERLIST", default=False),
+            require_matched_targeting=read.flag("HORDE_REQUIRE_MATCHED_TARGETING", default=False),
+            free_output_ceiling=read.number("HORDE_TEXT_FREE_OUTPUT_CEILING", 4096, int),
+            free_output_floor=read.number("HORDE_TEXT_FREE_OUTPUT_FLOOR", 512, int),
+            free_output_wait_full_seconds=read.number("HORDE_TEXT_FREE_OUTPUT_WAIT_FULL_SECONDS", 60.0, float),
+            free_output_wait_floor_seconds=read.number("HORDE_TEXT_FREE_OUTPUT_WAIT_FLOOR_SECONDS", 300.0, float),
+            chat_admission_enabled=read.flag("HORDE_CHAT_ADMISSION_ENABLED", default=True),
+            title=read.text("HORDE_TITLE", "Horde"),
+            noun=read.text("HORDE_NOUN", "worker"),
+            url=read.text("HORDE_URL", ""),
+            contact_email=read.text("HORDE_EMAIL", ""),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Typed reads from the environment; an empty value counts as unset."""
+
+    environment: Mapping[str, str]
+
+    def text(self, name: str, default: str) -> str:
+        return self.environment.get(name) or default
+
+    def words(self, name: str) -> tuple[str, ...]:
+        return tuple(word.strip() for word in self.text(name, "").split(",") if word.strip())
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        value = self.text(name, "").lower()
+        if value in {"", "0", "false", "no", "off"}:
+            return default if value == "" else False
+        if value in {"1", "true", "yes", "on"}:
+            return True
+        raise ConfigError(f"{name} is a switch: 1 or 0, true or false, yes or no, on or off.")
+
+    def number[N: (int, float)](self, name: str, default: N, kind: Callable[[str], N]) -> N:
+        try:
+            return kind(self.environment[name]) if self.environment.get(name) else default
+        except ValueError:
+            raise ConfigError(f"{name} has to be a number.") from None
+
+    def optional_number(self, name: str) -> int | None:
+        return self.number(name, 0, int) if self.environment.get(name) else None
+
+    def text_list(self, name: str) -> tuple[str, ...]:
+        try:
+            values = json.loads(self.text(name, "[]"))
+        except ValueError:
+            values = None
+        if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+            raise ConfigError(f"{name} has to be a JSON array of strings.")
+        return tuple(values)
+
+    def network(self, text: str) -> Network:
+        try:
+            return ip_network(text, strict=False)
+        except ValueError:
+            raise ConfigError(f"HORDE_TRUSTED_PROXIES holds {text!r}, which is no network.") from None
+
+
+def _database_url(read: _Reader) -> str:
+    """The database address with its driver named: operators paste plain postgresql:// addresses."""
+    url = read.text("DATABASE_URL", "")
+    if not url and read.text("POSTGRES_URL", ""):
+        user, password = read.text("POSTGRES_USER", "postgres"), read.text("POSTGRES_PASS", "")
+        url = f"postgresql://{user}:{password}@{read.text('POSTGRES_URL', '')}"
+    if not url:
+        raise ConfigError("DATABASE_URL is not set.")
+    scheme, separator, rest = url.partition("://")
+    if separator and scheme in {"postgres", "postgresql"}:
+        return f"postgresql+psycopg2://{rest}"
+    return url
+
+
+def _redis_url(read: _Reader) -> str:
+    address = f"redis://{read.text('REDIS_IP', '127.0.0.1')}:{read.text('REDIS_PORT', '6379')}"
+    return read.text("REDIS_URL", address)

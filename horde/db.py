@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+"""The database: engine, sessions, and the one way to open a transaction."""
+
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from sqlalchemy import Connection, Engine, create_engine
+from sqlalchemy.exc import DBAPIError, TimeoutError as PoolTimeoutError
+from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
+
+from horde.config import Config
+from horde.exceptions import ServiceUnavailable
+
+logger = logging.getLogger(__name__)
+
+DEADLOCK_ATTEMPTS = 4
+DEADLOCK_CODES = frozenset({"40P01", "40001"})  # deadlock detected, serialization failure
+LOST_CONNECTION_CLASSES = ("08", "57P", "53")  # connection exceptions, operator intervention, out of connections
+_AFTER_COMMIT = "horde.after_commit"
+
+
+class Base(DeclarativeBase):
+    """Parent of every row class."""
+
+
+class _State:
+    """What `connect` made for this process; a module opens nothing when it is imported."""
+
+    engine: Engine | None = None
+    sessions: sessionmaker[Session] | None = None
+
+
+def connect(config: Config) -> Engine:
+    """Make the engine and session factory of this process; connections open on first use."""
+    engine = create_engine(
+        config.database_url,
+        pool_size=config.db_pool_size,
+        max_overflow=config.db_max_overflow,
+        pool_timeout=config.db_pool_timeout_seconds,
+        pool_use_lifo=True,  # idle connections close by age instead of being kept warm in turn
+        hide_parameters=True,  # prompts and keys must not reach a log through an exception's text
+        connect_args={"connect_timeout": 5, "options": "-c timezone=utc", "application_name": "horde"},
+    )
+    _State.engine = engine
+    _State.sessions = sessionmaker(engine, expire_on_commit=False)
+    return engine
+
+
+def bind_sessions_to(connection: Connection) -> None:
+    """Let every session run in savepoints of `connection`, so that a test can roll everything back."""
+    _State.sessions = sessionmaker(connection, expire_on_commit=False, join_transaction_mode="create_savepoint")
+
+
+def require_engine() -> Engine:
+    """The engine of this process; raises RuntimeError before `connect`."""
+    if _State.engine is None:
+        raise RuntimeError("The database is not connected: call db.connect(config) first.")
+    return _State.engine
+
+
+def disconnect() -> None:
+    """Close every pooled connection, as after a fork or at shutdown."""
+    if _State.engine is not None:
+        _State.engine.dispose()
+
+
+@contextmanager
+def transaction() -> Iterator[Session]:
+    """A session whose work is committed when the block ends and rolled back when it raises.
+
+    What `after_commit` gathered runs once the commit is real. Only routes, jobs and commands open one.
+    Raises ServiceUnavailable when the database is away.
+    """
+    if _State.sessions is None:
+        raise RuntimeError("The database is not connected: call db.connect(config) first.")
+    session = _State.sessions()
+    try:
+        yield session
+        session.commit()
+    except PoolTimeoutError as error:
+        session.rollback()
+        raise ServiceUnavailable("The database is busy. Try again later.") from error
+    except DBAPIError as error:
+        _roll_back_quietly(session)
+        if _is_lost(error):
+            raise ServiceUnavailable("The database cannot be reached. Try again later.") from error
+        raise
+    except BaseException:
+        _roll_back_quietly(session)
+        raise
+    finally:
+        session.close()
+    _run_after_commit(session)
+
+
+def after_commit(session: Session, call: Callable[[], object]) -> None:
+    """Run `call` once the session's transaction is committed; never when it is rolled back. Best effort."""
+    session.info.setdefault(_AFTER_COMMIT, []).append(call)
+
+
+def retry_deadlocks[T](work: Callable[[], T]) -> T:
+    """Run a whole transaction again when the database broke a deadlock by ending it.
+
+    `work` opens its own transaction, so a retry starts from what is stored.
+    """
+    for attempt in range(1, DEADLOCK_ATTEMPTS):
+        try:
+            return work()
+        except DBAPIError as error:
+            if getattr(error.orig, "pgcode", None) not in DEADLOCK_CODES:
+                raise
+            time.sleep(random.uniform(0.025, 0.1) * attempt)
+    return work()
+
+
+def _run_after_commit(session: Session) -> None:
+    calls: list[Callable[[], object]] = session.info.pop(_AFTER_COMMIT, [])
+    for call in calls:
+        try:
+            call()
+        except Exception:  # the commit stands: what tells the world about it must not turn it into a failure
+            logger.exception("horde.after_commit.failed")
+
+
+def _roll_back_quietly(session: Session) -> None:
+    """Roll back, tolerating a connection that is already gone."""
+    try:
+        session.rollback()
+    except DBAPIError:
+        session.invalidate()
+
+
+def _is_lost(error: DBAPIError) -> bool:
+    """Whether the server went away, as opposed to refusing what was asked."""
+    code = getattr(error.orig, "pgcode", None)
+    if error.connection_invalidated:
+        return True
+    return type(error.orig).__name__ in {"OperationalError", "InterfaceError"} and (
+        code is None or code.startswith(LOST_CONNECTION_CLASSES)
+    )
