@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+"""The command line of dev.py. Runs on Python 3.8, before .venv exists."""
+
+import argparse
+from typing import List
+
+DEFAULT_PORT = 7001
+DEFAULT_STATE = ".dev/run"
+
+# Everything behind these words belongs to pytest or to the benchmark, whatever it looks like.
+PASS_THROUGH_COMMANDS = ("test", "bench")
+
+
+def parse(words: List[str]) -> argparse.Namespace:
+    """Read the words after ``dev.py``. Exits with 2 and a usage line when they make no sense."""
+    parser = build_parser()
+    if words and words[0] in PASS_THROUGH_COMMANDS and words[1:2] not in (["-h"], ["--help"]):
+        return argparse.Namespace(command=words[0], rest=words[1:])
+    return parser.parse_args(words)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All commands with their options and help."""
+    parser = argparse.ArgumentParser(prog="dev.py", description="Run, test and check this project.")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    commands.required = True
+
+    run = commands.add_parser("run", help="start services, API, a small model and a worker; Ctrl-C stops them")
+    run.add_argument("--port", type=int, default=DEFAULT_PORT, help="port of the API (%(default)s)")
+    add_state_option(run)
+    run.add_argument("--no-worker", action="store_true", help="start neither the model nor the worker")
+    run.add_argument("--backend", metavar="URL", help="serve this OpenAI-compatible backend instead of the small model")
+    run.add_argument("--detach", action="store_true", help="return when everything answers; `dev.py stop` ends it")
+
+    stop = commands.add_parser("stop", help="stop what `run --detach` started")
+    add_state_option(stop)
+
+    test = commands.add_parser("test", help="run the tests with throw-away services; options go to pytest", add_help=True)
+    test.add_argument("rest", nargs="*", metavar="pytest option")
+    commands.add_parser("check", help="formatting, lint, types, import layers and unit tests")
+    commands.add_parser("fmt", help="format and fix what can be fixed")
+    bench = commands.add_parser("bench", help="run a benchmark, or list them")
+    bench.add_argument("rest", nargs="*", metavar="name [option]")
+    return parser
+
+
+def add_state_option(parser: argparse.ArgumentParser) -> None:
+    """The folder that tells one stack from another."""
+    parser.add_argument("--state", metavar="DIR", default=DEFAULT_STATE, help="where data, logs and run.json live (%(default)s)")
+
+
+def needs_demo_model(arguments: argparse.Namespace) -> bool:
+    """Whether the command serves the small model, which is a download of its own."""
+    return bool(arguments.command == "run" and not arguments.no_worker and not arguments.backend)
