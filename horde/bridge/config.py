@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+"""What an operator decides about a bridge. The values come from the command line; nothing here reads the environment."""
+
+from dataclasses import dataclass, field
+
+from horde_sdk.generation_parameters.text.chat_policy import ChatFeature, ChatGuarantee
+
+BRIDGE_AGENT_NAME = "Horde Bridge"  # listed among the servers' validated backends, so it must not change
+DEFAULT_BRIDGE_AGENT = f"{BRIDGE_AGENT_NAME}:1:https://bridge.invalid"  # name:version:url; operators may put their own page
+
+DEFAULT_MAX_LENGTH_TOKENS = 1024
+DEFAULT_GRACE_SECONDS = 30.0  # short enough for the stop time-outs of service managers, long enough for most replies
+
+# Not to be had from this worker, whatever the backend does: it fetches no images, and no backend applies a format only to the
+# final answer.
+UNSERVED_FEATURES = frozenset({ChatFeature.VISION, ChatFeature.TOOLS_WITH_RESPONSE_FORMAT})
+
+Declared = ChatFeature | ChatGuarantee
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BridgeConfig:
+    """One bridge: one horde, one backend, one model. Lengths are in tokens; None means what the backend reports."""
+
+    api_url: str
+    """Base of the horde's API, ending in ``/api``."""
+    api_key: str = field(repr=False)
+    backend_url: str
+    """Base of the backend's OpenAI routes, ending in ``/v1``."""
+    backend_key: str | None = field(default=None, repr=False)
+    worker_name: str
+    model: str | None = None
+    """The name announced to the horde."""
+    backend_model: str | None = None
+    """The name the backend knows the model by."""
+    threads: int = 1
+    max_length: int | None = None
+    max_context_length: int | None = None
+    serves_chat: bool = True
+    serves_text: bool = True
+    supports: frozenset[Declared] = frozenset()
+    """What the operator knows the backend does and the probe cannot see."""
+    exclude: frozenset[Declared] = frozenset()
+    """What is withheld from the declaration."""
+    tools_max_temperature: float | None = None
+    bridge_agent: str = DEFAULT_BRIDGE_AGENT
+    grace_seconds: float = DEFAULT_GRACE_SECONDS
+
+    def __post_init__(self) -> None:
+        """Refuse a configuration the horde would refuse at the first pop.
+
+        Raises ``ValueError`` with a sentence for the operator.
+        """
+        if not self.serves_chat and not self.serves_text:
+            raise ValueError("A bridge that serves neither chat nor text jobs has nothing to do.")
+        if not 1 <= self.threads <= 50:
+            raise ValueError("The number of threads lies between 1 and 50.")
+        for name, tokens in (("max-length", self.max_length), ("max-context-length", self.max_context_length)):
+            if tokens is not None and tokens < 1:
+                raise ValueError(f"{name} is at least 1.")
+        if self.tools_max_temperature is not None and self.tools_max_temperature < 0:
+            raise ValueError("tools-max-temperature is not negative.")
+        if unserved := self.supports & UNSERVED_FEATURES:
+            raise ValueError(f"This worker does not serve {', '.join(sorted(unserved))}.")
+        if self.bridge_agent.count(":") < 2:
+            raise ValueError("bridge-agent has three parts, name:version:url.")
