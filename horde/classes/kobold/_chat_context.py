@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+"""Fitting a chat request into a context: lower the output, grow the context, drop the oldest turns.
+
+Source: docs/reference/chat_requests.md, "Context adjustments".
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from horde.chat_contract import (
+    ChatContextAdjustmentReason,
+    ChatContextFit,
+    JsonObject,
+    build_compact_json,
+    count_image_parts,
+    estimate_flattened_tokens,
+    flatten_chat_message,
+)
+from horde.classes.kobold.text_params import MAX_CONTEXT_LENGTH
+from horde.exceptions import BadRequest
+from horde.return_codes import ReturnCode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizedContext:
+    """What a request runs with after sizing; `adjustments` as the status shows them, None when nothing changed."""
+
+    messages: Sequence[JsonObject]
+    dropped_message_count: int
+    estimated_prompt_tokens: int
+    max_length: int
+    max_context_length: int
+    adjustments: list[JsonObject] | None
+
+
+def size_chat_context(
+    messages: Sequence[JsonObject],
+    tools: Sequence[JsonObject] | None,
+    *,
+    context_fit: ChatContextFit,
+    requested_max_length: int,
+    requested_context_length: int,
+    declared_max_length: int | None,
+    declared_context_length: int | None,
+) -> SizedContext:
+    """Size a request against what the online chat workers of its models declare (None when there is none).
+
+    Lengths are tokens; the requested ones are the client's or the defaults.
+    Raises BadRequest with PromptExceedsContext when the messages do not fit.
+    """
+    adjustments: list[JsonObject] = []
+    max_length = lower_max_length(requested_max_length, declared_max_length)
+    if max_length != requested_max_length:
+        adjustments.append(_build_adjustment(requested_max_length, max_length, ChatContextAdjustmentReason.WORKER_MAX_LENGTH))
+    sizes = MessageSizes.measure(messages, tools)
+    estimate = kept_estimate = sizes.estimate_tokens()
+    context_length = requested_context_length
+    if context_fit is not ChatContextFit.REJECT:
+        bound = requested_context_length if declared_context_length is None else min(declared_context_length, MAX_CONTEXT_LENGTH)
+        context_length = grow_context(requested_context_length, estimate + max_length, bound)
+    if context_fit is ChatContextFit.TRUNCATE_OLDEST and estimate + max_length > context_length:
+        dropped = find_dropped_messages(messages, sizes, token_budget=context_length - max_length)
+        kept_estimate = sizes.estimate_tokens(dropped)
+    else:
+        dropped = frozenset()
+    if kept_estimate + max_length > context_length:
+        raise _build_refusal(kept_estimate, max_length, context_length)
+    if context_length != requested_context_length:
+        adjustments.append(_build_adjustment(requested_context_length, context_length, ChatContextAdjustmentReason.GROW))
+    if dropped:
+        trimmed = _build_adjustment(estimate, kept_estimate, ChatContextAdjustmentReason.TRUNCATE_OLDEST)
+        adjustments.append(trimmed | {"dropped_messages": len(dropped)})
+    return SizedContext(
+        messages=[message for index, message in enumerate(messages) if index not in dropped],
+        dropped_message_count=len(dropped),
+        estimated_prompt_tokens=kept_estimate,
+        max_length=max_length,
+        max_context_length=context_length,
+        adjustments=adjustments or None,
+    )
+
+
+def lower_max_length(requested: int, declared: int | None) -> int:
+    """The output length that is asked of the workers: never more than the largest one declares."""
+    return requested if declared is None else min(requested, declared)
+
+
+def grow_context(requested: int, wanted: int, bound: int) -> int:
+    """The context for `wanted` tokens: the smallest power of two that holds them, or the bound when it comes first.
+
+    A context at or above the bound stays. When not even the bound holds them, the caller decides what happens there.
+    """
+    if wanted <= requested or requested >= bound:
+        return requested
+    return min(1 << (wanted - 1).bit_length(), bound)
+
+
+def _build_adjustment(before: int, after: int, reason: ChatContextAdjustmentReason) -> JsonObject:
+    return {"from": before, "to": after, "reason": reason.value}
+
+
+def _build_refusal(estimate: int, max_length: int, context_length: int) -> BadRequest:
+    message = (
+        f"The messages are estimated at {estimate} tokens. With the {max_length} tokens of output that were requested they need "
+        f"{estimate + max_length} tokens, which do not fit the context of {context_length} tokens."
+    )
+    return BadRequest(message, ReturnCode.PROMPT_EXCEEDS_CONTEXT)
+
+
+@dataclass(frozen=True, slots=True)
+class MessageSizes:
+    """What each message adds to the estimate, measured once, so that dropping turns costs one pass."""
+
+    characters: Sequence[int]
+    images: Sequence[int]
+    tool_characters: int
+
+    @classmethod
+    def measure(cls, messages: Sequence[Mapping[str, Any]], tools: Sequence[JsonObject] | None) -> "MessageSizes":
+        """Each message's length in the flattened prompt and its images."""
+        return cls(
+            [len(flatten_chat_message(message)) for message in messages],
+            [count_image_parts([message]) for message in messages],
+            len(build_compact_json(tools)) + 1 if tools else 0,
+        )
+
+    def estimate_tokens(self, dropped: frozenset[int] = frozenset()) -> int:
+        """The estimate of the messages that stay."""
+        kept = [index for index in range(len(self.characters)) if index not in dropped]
+        newlines = max(len(kept) - 1, 0)
+        characters = sum(self.characters[index] for index in kept) + newlines + self.tool_characters
+        return estimate_flattened_tokens(characters, sum(self.images[index] for index in kept))
+
+
+def find_dropped_messages(messages: Sequence[Mapping[str, Any]], sizes: MessageSizes, *, token_budget: int) -> frozenset[int]:
+    """The places of the oldest whole turns whose removal brings the estimate to the budget, or of all that may go."""
+    characters = sum(sizes.characters) + len(messages) - 1 + sizes.tool_characters
+    images = sum(sizes.images)
+    dropped: list[int] = []
+    for turn in _list_droppable_turns(messages):
+        if estimate_flattened_tokens(characters, images) <= token_budget:
+            break
+        dropped.extend(turn)
+        characters -= sum(sizes.characters[index] + 1 for index in turn)
+        images -= sum(sizes.images[index] for index in turn)
+    return frozenset(dropped)
+
+
+def _list_droppable_turns(messages: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+    """Whole turns before the latest user message, oldest first; system messages stay wherever they sit.
+
+    A turn is a user message with the assistant message right after it; calls always go together with their answers,
+    since a history that kept one without the other would be refused.
+    """
+    latest_user = max((index for index, message in enumerate(messages) if message["role"] == "user"), default=None)
+    turns: list[list[int]] = []
+    for index, message in enumerate(messages[:latest_user]):
+        role = message["role"]
+        if role == "system":
+            continue
+        previous = messages[index - 1]["role"] if index else None
+        if turns and (role == "tool" or (role == "assistant" and previous == "user")):
+            turns[-1].append(index)
+        else:
+            turns.append([index])
+    return turns if latest_user is not None else turns[:-1]  # without a user message the newest turn is what remains

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+"""The messages of a chat request: their shape by role, their text, and the copy that is stored.
+
+Written by hand rather than as models: a request may carry 1,024 of them, and each refusal names its exact path.
+Source: docs/reference/chat_requests.md, "Request body", "Tools" and "Refused keys and values".
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
+
+from horde.chat_contract import (
+    MAX_CHAT_MESSAGE_COUNT,
+    MAX_CHAT_NAME_CHARACTERS,
+    MAX_CHAT_TOOL_CALL_ID_CHARACTERS,
+    JsonObject,
+    check_text_size,
+    check_tool_history,
+    count_utf8_bytes,
+    limit_exceeded,
+    malformed_value,
+    parse_tool_calls,
+    unsupported_parameter,
+)
+
+_NAMED_KEYS: Final = frozenset({"role", "content", "name"})
+_KEYS_BY_ROLE: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
+    {
+        "system": _NAMED_KEYS,
+        "developer": _NAMED_KEYS,
+        "user": _NAMED_KEYS,
+        "assistant": _NAMED_KEYS | {"tool_calls"},
+        "tool": frozenset({"role", "content", "tool_call_id"}),
+    }
+)
+# Image parts on user messages are refused until the server stores images.
+_PART_TYPES: Final = frozenset({"text"})
+
+
+def parse_messages(value: object) -> list[JsonObject]:
+    """The messages as they are stored: developer as system, no nulls of optional keys, null content beside calls.
+
+    Raises ChatRequestRefused with the path of the first message at fault.
+    """
+    if not isinstance(value, list) or not value:
+        raise malformed_value("messages", "has to be a non-empty array")
+    if len(value) > MAX_CHAT_MESSAGE_COUNT:
+        raise limit_exceeded("messages", f"hold at most {MAX_CHAT_MESSAGE_COUNT} messages")
+    messages = [_parse_message(message, f"messages[{index}]") for index, message in enumerate(value)]
+    check_text_size(sum(count_utf8_bytes(text) for message in messages for text in _iter_counted_texts(message)))
+    check_tool_history(messages)
+    return messages
+
+
+def _parse_message(message: object, path: str) -> JsonObject:
+    if not isinstance(message, dict):
+        raise malformed_value(path, "has to be an object")
+    role = message.get("role")
+    if not isinstance(role, str):
+        raise malformed_value(f"{path}.role", "has to be a string")
+    accepted = _KEYS_BY_ROLE.get(role)
+    if accepted is None:
+        raise unsupported_parameter(f"{path}.role={role}")
+    for key in message:
+        if key not in accepted:
+            raise unsupported_parameter(f"{path}.{key}")
+    parsed = {key: value for key, value in message.items() if value is not None}
+    if role == "developer":
+        parsed["role"] = "system"
+    if "name" in parsed:
+        _check_short_string(parsed["name"], f"{path}.name", MAX_CHAT_NAME_CHARACTERS)
+    if role == "tool":
+        _check_short_string(parsed.get("tool_call_id"), f"{path}.tool_call_id", MAX_CHAT_TOOL_CALL_ID_CHARACTERS)
+    if "tool_calls" in parsed:
+        parsed["tool_calls"] = parse_tool_calls(parsed["tool_calls"], f"{path}.tool_calls")
+        parsed.setdefault("content", None)
+        if parsed["content"] is None:
+            return parsed
+    _check_content(parsed.get("content"), f"{path}.content")
+    return parsed
+
+
+def _check_short_string(value: object, path: str, limit: int) -> None:
+    if not isinstance(value, str) or not 1 <= len(value) <= limit:
+        raise malformed_value(path, f"has to be a string of 1 to {limit} characters")
+
+
+def _check_content(content: object, path: str) -> None:
+    if isinstance(content, str):
+        return
+    if not isinstance(content, list) or not content:
+        raise malformed_value(path, "has to be a string or a non-empty array of parts")
+    for index, part in enumerate(content):
+        # The exact shape of nearly every part, tested first because a body may hold very many.
+        if isinstance(part, dict) and len(part) == 2 and part.get("type") == "text" and isinstance(part.get("text"), str):
+            continue
+        _refuse_part(part, f"{path}[{index}]")
+
+
+def _refuse_part(part: object, path: str) -> None:
+    if not isinstance(part, dict):
+        raise malformed_value(path, "has to be an object")
+    kind = part.get("type")
+    if not isinstance(kind, str):
+        raise malformed_value(f"{path}.type", "has to be a string")
+    if kind not in _PART_TYPES:
+        raise unsupported_parameter(f"{path}.type={kind}")
+    for key in part:
+        if key not in ("type", "text"):
+            raise unsupported_parameter(f"{path}.{key}")
+    raise malformed_value(f"{path}.text", "has to be a string")
+
+
+def iter_message_texts(message: Mapping[str, Any]) -> Iterator[str]:
+    """The string content or the text parts of one message."""
+    content = message.get("content")
+    if isinstance(content, str):
+        yield content
+    elif content:
+        yield from (part["text"] for part in content if part["type"] == "text")
+
+
+def _iter_counted_texts(message: Mapping[str, Any]) -> Iterator[str]:
+    """What counts against the text limit: the texts and each call's function name and arguments."""
+    yield from iter_message_texts(message)
+    for call in message.get("tool_calls") or ():
+        yield call["function"]["name"]
+        yield call["function"]["arguments"]
+
+
+def carries_tool_turn(messages: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether the template has to render a call or an answer to one."""
+    return any(message["role"] == "tool" or message.get("tool_calls") for message in messages)
+
+
+def rewrite_message_texts(messages: Sequence[JsonObject], rewrite: Callable[[str], str]) -> list[JsonObject]:
+    """The messages with every text passed through moderation's rewrite; an emptied text becomes an empty string.
+
+    Tool call arguments are JSON documents and stay as they are.
+    """
+    return [_rewrite_message(message, rewrite) for message in messages]
+
+
+def _rewrite_message(message: JsonObject, rewrite: Callable[[str], str]) -> JsonObject:
+    content = message.get("content")
+    if isinstance(content, str):
+        return message | {"content": rewrite(content)}
+    if not content:
+        return message
+    parts = [part | {"text": rewrite(part["text"])} if part["type"] == "text" else part for part in content]
+    return message | {"content": parts}

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+"""Bytes of a request body into plain values, refusing everything that could not be stored or measured later.
+
+Every native route and the front read bodies through this module, so that one set of rules holds: UTF-8, finite
+numbers, bounded depth, and no character that Postgres cannot keep.
+Source: docs/reference/chat_requests.md, "Request body"; rulings on encodings.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Final, NoReturn
+
+from horde.exceptions import BadRequest
+from horde.return_codes import ReturnCode
+
+MAX_JSON_DEPTH: Final = 100  # far above any accepted shape, far below the interpreter's recursion limit
+MAX_JSON_VALUE_COUNT: Final = 2 * 1024 * 1024  # a value of two bytes takes sixty in memory: bounds a hostile body's footprint
+MAX_NUMBER_CHARACTERS: Final = 400  # a double has at most 309 digits before the point; more is refused without converting it
+
+_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+# Raw NULs and surrogates are no JSON and no UTF-8, so they reach a parsed string through an escape only.
+_UNSTORABLE_ESCAPE: Final = re.compile(r"\\u(?:0000|[dD][89a-fA-F])")
+_UNSTORABLE: Final = re.compile("[\x00\ud800-\udfff]")
+_REPLACEMENT: Final = "\ufffd"
+
+
+def parse_json_body(data: bytes, *, replace_unstorable_characters: bool = False) -> object:
+    """The value a body holds; of a repeated key the last value counts.
+
+    With `replace_unstorable_characters` NULs and unpaired surrogates become U+FFFD, so that a worker's reply is not
+    lost for one character; without it they are refused, keys included.
+
+    Raises:
+        BadRequest: not UTF-8, not JSON, too deep, too many values, or a number no double holds.
+        BadRequest with NulByteInPayload or InvalidPromptEncoding: a character that cannot be stored.
+    """
+    text = _decode(data)
+    container_count = text.count("[") + text.count("{")
+    if container_count + text.count(",") > MAX_JSON_VALUE_COUNT:
+        raise BadRequest("The body holds too many values.")
+    try:
+        value: object = _DECODER.decode(text)
+    except RecursionError:
+        raise _too_deep() from None
+    except json.JSONDecodeError as error:
+        raise BadRequest(f"The body is not valid JSON: {error.msg} (line {error.lineno}, column {error.colno}).") from None
+    if container_count > MAX_JSON_DEPTH and _is_too_deep(value):
+        raise _too_deep()
+    if _UNSTORABLE_ESCAPE.search(text) is None:
+        return value
+    if replace_unstorable_characters:
+        return _replace_in_strings(value)
+    _check_strings(value)
+    return value
+
+
+def replace_unstorable(text: str) -> str:
+    """The text with every NUL and unpaired surrogate as U+FFFD."""
+    return _UNSTORABLE.sub(_REPLACEMENT, text)
+
+
+def _decode(data: bytes) -> str:
+    try:
+        return data.removeprefix(_BYTE_ORDER_MARK).decode("utf-8")
+    except UnicodeDecodeError:
+        raise BadRequest("The body is not UTF-8.") from None
+
+
+def _too_deep() -> BadRequest:
+    return BadRequest(f"The body nests deeper than {MAX_JSON_DEPTH} levels.")
+
+
+def _is_too_deep(value: object) -> bool:
+    """Whether containers nest past the bound; walks level by level, so that depth costs no stack."""
+    level: list[object] = [value]
+    for _ in range(MAX_JSON_DEPTH):
+        level = [
+            child
+            for container in level
+            for child in (container.values() if isinstance(container, dict) else container if isinstance(container, list) else ())
+            if isinstance(child, (dict, list))
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _iter_strings(value: object) -> Iterator[str]:
+    pending = [value]
+    while pending:
+        current = pending.pop()
+        if isinstance(current, str):
+            yield current
+        elif isinstance(current, list):
+            pending.extend(current)
+        elif isinstance(current, dict):
+            yield from current
+            pending.extend(current.values())
+
+
+def _check_strings(value: object) -> None:
+    for text in _iter_strings(value):
+        found = None if text.isascii() and "\x00" not in text else _UNSTORABLE.search(text)
+        if found is None:
+            continue
+        if found.group() == "\x00":
+            raise BadRequest("The body holds a NUL character, which cannot be stored.", ReturnCode.NUL_BYTE_IN_PAYLOAD)
+        raise BadRequest("The body holds an unpaired UTF-16 surrogate.", ReturnCode.INVALID_PROMPT_ENCODING)
+
+
+def _replace_in_strings(value: object) -> object:
+    if isinstance(value, str):
+        return replace_unstorable(value)
+    if isinstance(value, list):
+        return [_replace_in_strings(child) for child in value]
+    if isinstance(value, dict):
+        return {replace_unstorable(key): _replace_in_strings(child) for key, child in value.items()}
+    return value
+
+
+def _parse_integer(text: str) -> int:
+    # Python itself refuses conversions of thousands of digits with a ValueError; this bound comes first.
+    if len(text) > MAX_NUMBER_CHARACTERS:
+        _refuse_number()
+    value = int(text)
+    if len(text) > 300:
+        _require_double(value)
+    return value
+
+
+def _require_double(value: int) -> None:
+    try:
+        float(value)
+    except OverflowError:
+        _refuse_number()
+
+
+def _parse_decimal(text: str) -> float:
+    value = float(text)
+    if value in (float("inf"), float("-inf")):
+        _refuse_number()
+    return value
+
+
+def _refuse_constant(_name: str) -> NoReturn:
+    raise BadRequest("The body holds NaN or Infinity, which are not JSON.")
+
+
+def _refuse_number() -> NoReturn:
+    raise BadRequest("The body holds a number beyond a double.")
+
+
+_DECODER: Final = json.JSONDecoder(parse_int=_parse_integer, parse_float=_parse_decimal, parse_constant=_refuse_constant)
