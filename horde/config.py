@@ -9,6 +9,7 @@ from typing import Self
 
 type Network = IPv4Network | IPv6Network
 
+VERSION = "5.1.15"  # of the API and its schema; a test holds it to pyproject.toml
 DEVELOPMENT_SECRET = "development-only-secret"  # keys made with it are worthless: development data is thrown away
 DEFAULT_VALIDATED_BACKENDS = (
     "AI Horde Worker",

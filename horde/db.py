@@ -11,6 +11,7 @@ from sqlalchemy import Connection, Engine, create_engine
 from sqlalchemy.exc import DBAPIError, TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
 
+from horde import metrics
 from horde.config import Config
 from horde.exceptions import ServiceUnavailable
 
@@ -122,6 +123,7 @@ def _run_after_commit(session: Session) -> None:
         try:
             call()
         except Exception:  # the commit stands: what tells the world about it must not turn it into a failure
+            metrics.after_commit_failures.add(1)
             logger.exception("horde.after_commit.failed")
 
 

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+"""Redis by purpose. Everything in it may be lost, so a failing server costs milliseconds and never a request.
+
+Callers see plain values and `RedisUnavailable`; no exception of the driver leaves this module.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from urllib.parse import urlsplit, urlunsplit
+
+from redis import Redis
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError, ResponseError
+from redis.retry import Retry
+
+from horde import metrics
+from horde.config import Config
+from horde.logger import get_logger
+
+logger = get_logger(__name__)
+
+# Logical databases, as every horde uses them.
+cache_db = 0
+limiter_db = 1
+address_safety_db = 2
+address_suspicion_db = 4
+address_timeout_db = 5
+chat_signal_db = 7  # completion events, stream leases and streams
+
+_PURPOSES = {
+    cache_db: "cache",
+    limiter_db: "limiter",
+    address_safety_db: "address_safety",
+    address_suspicion_db: "address_suspicion",
+    address_timeout_db: "address_timeout",
+    chat_signal_db: "chat",
+}
+
+TIMEOUT_SECONDS = 0.2
+RETRY_AFTER_SECONDS = 1.0  # how long a failing server is left alone; then one call tries it
+SUBSCRIPTION_POLL_SECONDS = 1.0
+
+
+class RedisUnavailable(Exception):  # noqa: N818  a state of the world, named as callers speak of it
+    """Redis did not answer, or was not asked because it just failed."""
+
+
+class CircuitBreaker:
+    """Skips a failing server: after a failure one caller a second tries, and all others are told at once."""
+
+    def __init__(self, retry_after_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._retry_after_seconds, self._clock = retry_after_seconds, clock
+        self._lock = threading.Lock()
+        self._retry_at: float | None = None  # None while the server answers
+
+    def admits(self) -> bool:
+        """Whether this caller may try; of several at the end of the pause only one may."""
+        if self._retry_at is None:
+            return True
+        with self._lock:
+            now = self._clock()
+            if self._retry_at is not None and now < self._retry_at:
+                return False
+            self._retry_at = now + self._retry_after_seconds
+            return True
+
+    def record_success(self) -> None:
+        """Let everybody through again."""
+        self._retry_at = None
+
+    def record_failure(self) -> None:
+        """Start the pause, or start it again."""
+        with self._lock:
+            self._retry_at = self._clock() + self._retry_after_seconds
+
+
+class _State:
+    """What `connect` made for this process; a module opens nothing when it is imported."""
+
+    url: str | None = None
+    clients: Mapping[int, Redis] = {}
+    breaker = CircuitBreaker(RETRY_AFTER_SECONDS)
+
+
+def connect(config: Config) -> None:
+    """Make the clients of this process; connections open on first use."""
+    disconnect()
+    _State.url = config.redis_url
+    _State.breaker = CircuitBreaker(RETRY_AFTER_SECONDS)
+    _State.clients = {database: build_client(config.redis_url, database) for database in _PURPOSES}
+
+
+def disconnect() -> None:
+    """Close every pooled connection, as after a fork or at shutdown."""
+    clients, _State.clients, _State.url = _State.clients, {}, None
+    for client in clients.values():
+        client.close()
+
+
+def build_client(url: str, database: int) -> Redis:
+    """A client for one logical database that fails fast."""
+    return Redis.from_url(build_database_url(url, database), decode_responses=True, **get_client_options())
+
+
+def get_client_options() -> dict[str, object]:
+    """Options that keep a dead server cheap: without the explicit `retry` redis-py tries for four seconds."""
+    return {
+        "socket_timeout": TIMEOUT_SECONDS,
+        "socket_connect_timeout": TIMEOUT_SECONDS,
+        "retry": Retry(NoBackoff(), 0),
+    }
+
+
+def build_database_url(url: str, database: int) -> str:
+    """The address of one logical database; whatever database the given address names is replaced."""
+    parts = urlsplit(url)
+    if parts.scheme == "unix":
+        return urlunsplit(parts._replace(query=f"db={database}"))
+    return urlunsplit(parts._replace(path=f"/{database}"))
+
+
+def call[T](database: int, work: Callable[[Redis], T]) -> T:
+    """Run `work` with the client of one logical database.
+
+    Raises RedisUnavailable when the server fails, refuses, or is being left alone. A script error counts as a refusal
+    and says nothing about the server's health.
+    """
+    client = _State.clients.get(database)
+    if client is None:
+        raise RuntimeError("Redis is not connected: call redis_ctrl.connect(config) first.")
+    if not _State.breaker.admits():
+        _count_failure(database, "skipped")
+        raise RedisUnavailable("Redis is being left alone after a failure.")
+    try:
+        result = work(client)
+    except ResponseError as error:
+        _State.breaker.record_success()
+        _count_failure(database, "refused")
+        raise RedisUnavailable("Redis refused a command.") from error
+    except RedisError as error:
+        _State.breaker.record_failure()
+        _count_failure(database, "failed")
+        logger.warning("horde.redis.failed", extra={"purpose": _PURPOSES[database], "error_class": type(error).__name__})
+        raise RedisUnavailable("Redis cannot be reached.") from error
+    _State.breaker.record_success()
+    return result
+
+
+def get_text(key: str, database: int = cache_db) -> str | None:
+    """The string at `key`, None when there is none. Raises RedisUnavailable."""
+    value = call(database, lambda client: client.get(key))
+    return value if isinstance(value, str) else None
+
+
+def get_json(key: str, database: int = cache_db) -> object | None:
+    """The value stored by `set_json`; None when there is none or it cannot be read. Raises RedisUnavailable."""
+    text = get_text(key, database)
+    try:
+        return None if text is None else json.loads(text)
+    except ValueError:
+        return None
+
+
+def set_json(key: str, value: object, ttl_seconds: float | None, database: int = cache_db) -> None:
+    """Store a JSON value for `ttl_seconds`, or until Redis loses it when None. Raises RedisUnavailable."""
+    milliseconds = None if ttl_seconds is None else round(ttl_seconds * 1000)
+    call(database, lambda client: client.set(key, json.dumps(value), px=milliseconds))
+
+
+def delete(*keys: str, database: int = cache_db) -> None:
+    """Forget keys; missing ones are fine. Raises RedisUnavailable."""
+    if keys:
+        call(database, lambda client: client.delete(*keys))
+
+
+def run_script(script: str, keys: Sequence[str], arguments: Sequence[str | int | float], database: int) -> object:
+    """Run a Lua script; the server keeps it, so only the first call carries its text. Raises RedisUnavailable."""
+    return call(database, lambda client: client.register_script(script)(keys=list(keys), args=list(arguments)))
+
+
+def publish(channel: str, payload: str, database: int = cache_db) -> None:
+    """Send a message to whoever subscribes now. Raises RedisUnavailable."""
+    call(database, lambda client: client.publish(channel, payload))
+
+
+def publish_chat_message(channel: str, message: Mapping[str, object]) -> None:
+    """Send a JSON message about a chat request. Best effort: a failure is counted and never raised."""
+    try:
+        publish(channel, json.dumps(message), chat_signal_db)
+    except RedisUnavailable:
+        metrics.signal_failures.add(1)
+
+
+def listen(
+    channel: str, handle: Callable[[str], None], handle_gap: Callable[[], None], stop: threading.Event, database: int = cache_db
+) -> None:
+    """Hand each message of `channel` to `handle` until `stop` is set; run it in a thread of its own.
+
+    `handle_gap` is called whenever the subscription (re)starts, since messages before it may have been missed. Neither
+    may raise: that would end the subscription.
+    """
+    if _State.url is None:
+        raise RuntimeError("Redis is not connected: call redis_ctrl.connect(config) first.")
+    client = build_client(_State.url, database)
+    try:
+        while not stop.is_set():
+            try:
+                _listen_once(client, channel, handle, handle_gap, stop)
+            except RedisError as error:
+                logger.warning("horde.redis.subscription_lost", extra={"error_class": type(error).__name__})
+                stop.wait(RETRY_AFTER_SECONDS)
+    finally:
+        client.close()
+
+
+def _listen_once(
+    client: Redis, channel: str, handle: Callable[[str], None], handle_gap: Callable[[], None], stop: threading.Event
+) -> None:
+    with client.pubsub(ignore_subscribe_messages=True) as subscription:  # type: ignore[no-untyped-call]
+        subscription.subscribe(channel)
+        handle_gap()
+        while not stop.is_set():
+            message = subscription.get_message(timeout=SUBSCRIPTION_POLL_SECONDS)
+            if message is not None and isinstance(message["data"], str):
+                handle(message["data"])
+
+
+def _count_failure(database: int, outcome: str) -> None:
+    metrics.redis_failures.add(1, {"horde.purpose": _PURPOSES[database], "horde.outcome": outcome})
