@@ -1,0 +1,393 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+"""Who can serve a request, how long it waits, and what keeps it from being served."""
+
+import threading
+import time
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from horde_sdk.generation_parameters.text.chat_policy import ChatServiceGapKind
+from sqlalchemy import exists, func, or_, select
+from sqlalchemy.orm import Session
+
+from horde.classes.base.user import UserRole, UserRoleTypes
+from horde.classes.base.worker import WorkerModel
+from horde.classes.kobold.pricing import estimate_queue_wait_seconds
+from horde.classes.kobold.worker import (
+    ChatRefusal,
+    EligibilityInputs,
+    TextRequestFacts,
+    TextWorker,
+    get_effective_text_worker_speed,
+    get_minimum_text_speed,
+)
+from horde.database.text_functions import find_request_facts, online_since
+from horde.database.text_queue import QueueGroup, QueueSnapshot, get_group_facts, get_queue_snapshot
+from horde.model_reference import get_text_model_multiplier
+from horde.redis_ctrl import get_counter, increment_counter
+
+WORKERS_EPOCH_KEY = "horde:text_workers:epoch"
+WORKERS_COPY_SECONDS = 5.0  # how long a copy lives while no worker changed
+VERDICT_SECONDS = 60.0
+MAX_CACHED_VERDICTS = 20_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnlineTextWorker:
+    """An online text worker with what eligibility needs beside its row."""
+
+    worker: TextWorker
+    models: frozenset[str]
+    owner_trusted: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerAvailability:
+    """Who may serve a request now."""
+
+    workers: tuple[OnlineTextWorker, ...]
+    declaration_gap: dict[str, Any] | None = None  # in the shape of `impossible_reason`
+
+    @property
+    def worker_count(self) -> int:
+        """Eligible workers."""
+        return len(self.workers)
+
+    @property
+    def thread_count(self) -> int:
+        """Threads they advertise, each worker at least one."""
+        return sum(max(online.worker.threads, 1) for online in self.workers)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Their speed together, each counted once a thread; an unmeasured worker at its assumed speed."""
+        return sum(
+            get_effective_text_worker_speed(online.worker.speed) * max(online.worker.threads, 1) for online in self.workers
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextWorkerBounds:
+    """How many online workers serve a list of models, and the most any of them takes; None with none."""
+
+    worker_count: int
+    max_context_length: int | None
+    max_length: int | None
+
+
+class _WorkersCopy:
+    """The online workers as this process last read them; valid while the shared epoch stands still."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.workers: tuple[OnlineTextWorker, ...] = ()
+        self.epoch: int | None = None
+        self.made = float("-inf")
+
+
+_copy = _WorkersCopy()
+
+
+def note_text_workers_changed() -> None:
+    """Make every process read the workers anew: one appeared, left maintenance, or offers something else. Best effort."""
+    _copy.made = float("-inf")
+    _verdicts.forget_negative()
+    increment_counter(WORKERS_EPOCH_KEY)
+
+
+def list_online_text_workers(session: Session, now: datetime) -> tuple[OnlineTextWorker, ...]:
+    """Every text worker that polled within the online window, in one statement."""
+    models = (
+        select(func.array_agg(WorkerModel.model))
+        .where(WorkerModel.worker_id == TextWorker.id)
+        .correlate(TextWorker)
+        .scalar_subquery()
+    )
+    trusted = exists().where(
+        UserRole.user_id == TextWorker.user_id, UserRole.user_role == UserRoleTypes.TRUSTED, UserRole.value
+    )
+    rows = session.execute(select(TextWorker, models, trusted).where(TextWorker.last_check_in >= online_since(now)))
+    return tuple(
+        OnlineTextWorker(worker=worker, models=frozenset(names or ()), owner_trusted=is_trusted)
+        for worker, names, is_trusted in rows
+    )
+
+
+def get_online_text_workers(session: Session, now: datetime) -> tuple[OnlineTextWorker, ...]:
+    """The online text workers: from memory while none changed, else in one statement.
+
+    Workers that change raise a counter on Redis, so that a process never answers from before the change; without
+    Redis every call reads. Speeds, which drift slowly, may be a few seconds old.
+    """
+    epoch = get_counter(WORKERS_EPOCH_KEY)
+    if epoch is not None and epoch == _copy.epoch and time.monotonic() - _copy.made < WORKERS_COPY_SECONDS:
+        return _copy.workers
+    with _copy.lock:
+        workers = list_online_text_workers(session, now)
+        for online in workers:
+            session.expunge(online.worker)
+        _copy.workers, _copy.epoch, _copy.made = workers, epoch, time.monotonic()
+    return workers
+
+
+def get_highest_text_worker_limits(
+    session: Session, models: Collection[str], *, is_chat: bool, now: datetime
+) -> TextWorkerBounds:
+    """Online workers serving any of `models`, and the largest lengths among them, in one statement.
+
+    Chat counts workers that declared chat jobs with a model, by their chat limits; text counts workers offering a
+    model (any worker when none is named), by their text limits. Maintenance and pause do not matter here.
+    """
+    context: Any = TextWorker.max_context_length
+    length: Any = TextWorker.max_length
+    serves: Any = or_(not models, exists().where(WorkerModel.worker_id == TextWorker.id, WorkerModel.model.in_(models)))
+    if is_chat:
+        context, length = TextWorker.chat_max_context_length, TextWorker.chat_max_length
+        serves = TextWorker.accepts_chat_jobs & TextWorker.chat_model_id.in_(models)
+    row = session.execute(
+        select(func.count(), func.max(context), func.max(length))
+        .select_from(TextWorker)
+        .where(TextWorker.last_check_in >= online_since(now), serves)
+    ).one()
+    return TextWorkerBounds(worker_count=row[0], max_context_length=row[1], max_length=row[2])
+
+
+def build_eligibility_inputs(
+    online: OnlineTextWorker, *, is_chat: bool, validated_backends: Collection[str], now: datetime
+) -> EligibilityInputs:
+    """What eligibility needs of a stored worker; its minimum speed follows the model it would serve with."""
+    if is_chat:
+        multiplier = get_text_model_multiplier(online.worker.chat_model_id) if online.worker.chat_model_id else None
+    else:
+        multiplier = min((get_text_model_multiplier(model) for model in online.models), default=None)
+    return EligibilityInputs(
+        models=online.models,
+        owner_trusted=online.owner_trusted,
+        validated_backends=validated_backends,
+        minimum_speed=get_minimum_text_speed(multiplier),
+        now=now,
+    )
+
+
+def get_worker_availability_for_request(
+    session: Session, request: TextRequestFacts, *, validated_backends: Collection[str], now: datetime
+) -> WorkerAvailability:
+    """The online workers that may serve a request, and the declaration gap when declarations are why none may."""
+    eligible: list[OnlineTextWorker] = []
+    refusals: list[ChatRefusal] = []
+    for online in get_online_text_workers(session, now):
+        if not _is_asked(online, request):
+            continue
+        inputs = build_eligibility_inputs(
+            online, is_chat=request.is_chat, validated_backends=validated_backends, now=now
+        )
+        refusal = online.worker.can_generate_with_eligibility_inputs(request, inputs)
+        if refusal is None:
+            eligible.append(online)
+        else:
+            refusals.append(refusal)
+    gap = find_chat_declaration_gap(refusals) if request.is_chat and not eligible else None
+    return WorkerAvailability(workers=tuple(eligible), declaration_gap=gap)
+
+
+def _is_asked(online: OnlineTextWorker, request: TextRequestFacts) -> bool:
+    """Whether the queue query would put the request before this worker at all: its refusal then tells something."""
+    worker = online.worker
+    if (worker.maintenance or worker.paused) and worker.user_id != request.user_id:
+        return False
+    if request.worker_ids and (worker.id in request.worker_ids) == request.worker_blacklist:
+        return False
+    if request.is_chat:
+        return worker.accepts_chat_jobs and worker.chat_model_id in request.models
+    return not request.models or bool(online.models.intersection(request.models))
+
+
+def find_chat_declaration_gap(refusals: Sequence[ChatRefusal]) -> dict[str, Any] | None:
+    """What the workers' declarations lack for a request, when that and nothing else keeps every one of them from it.
+
+    None with no worker left to refuse, or when one refuses for a reason that can change while the request waits.
+    """
+    if not refusals or any(not (refusal.missing_declarations or refusal.exceeded_limits) for refusal in refusals):
+        return None
+    return {
+        "kind": ChatServiceGapKind.DECLARATION_GAP.value,
+        "missing_declarations": sorted({name for refusal in refusals for name in refusal.missing_declarations}),
+        "exceeded_limits": sorted({name for refusal in refusals for name in refusal.exceeded_limits}),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    availability: WorkerAvailability
+    made: float
+
+
+class _Verdicts:
+    """Availability by request for a minute; a negative verdict is dropped as soon as any worker changes."""
+
+    def __init__(self) -> None:
+        self._by_request: dict[UUID, _Verdict] = {}
+        self._epoch: int | None = None
+        self._lock = threading.Lock()
+
+    def find(self, wp_id: UUID, epoch: int | None) -> WorkerAvailability | None:
+        verdict = self._by_request.get(wp_id)
+        if verdict is None or time.monotonic() - verdict.made >= VERDICT_SECONDS:
+            return None
+        if not verdict.availability.workers and (epoch is None or epoch != self._epoch):
+            return None
+        return verdict.availability
+
+    def remember(self, wp_id: UUID, availability: WorkerAvailability, epoch: int | None) -> None:
+        with self._lock:
+            if epoch != self._epoch:
+                self._drop_negative()
+                self._epoch = epoch
+            if len(self._by_request) >= MAX_CACHED_VERDICTS:
+                self._by_request.clear()
+            self._by_request[wp_id] = _Verdict(availability, time.monotonic())
+
+    def forget_negative(self) -> None:
+        with self._lock:
+            self._drop_negative()
+
+    def _drop_negative(self) -> None:
+        self._by_request = {key: value for key, value in self._by_request.items() if value.availability.workers}
+
+
+_verdicts = _Verdicts()
+
+
+def remember_availability(wp_id: UUID, availability: WorkerAvailability) -> None:
+    """Keep what was measured at creation for the request's first status reads."""
+    _verdicts.remember(wp_id, availability, get_counter(WORKERS_EPOCH_KEY))
+
+
+def get_stored_request_availability(
+    session: Session, wp_id: UUID, *, validated_backends: Collection[str], now: datetime
+) -> WorkerAvailability:
+    """The availability of a stored request, measured at most once a minute; none when the request is gone."""
+    epoch = get_counter(WORKERS_EPOCH_KEY)
+    known = _verdicts.find(wp_id, epoch)
+    if known is not None:
+        return known
+    facts = find_request_facts(session, wp_id)
+    if facts is None:
+        return WorkerAvailability(workers=())
+    availability = get_worker_availability_for_request(session, facts, validated_backends=validated_backends, now=now)
+    _verdicts.remember(wp_id, availability, epoch)
+    return availability
+
+
+def forget_cached_availability() -> None:
+    """Drop every copy this process keeps of workers and verdicts."""
+    _copy.made = float("-inf")
+    _copy.epoch = None
+    _verdicts._by_request.clear()
+
+
+def estimate_wait_for_new_request(session: Session, availability: WorkerAvailability) -> int | None:
+    """Seconds until the eligible workers have done all that competes for them now; None with no eligible worker.
+
+    This sizes the free output allowance, so the request's own output is left out.
+    """
+    if not availability.workers:
+        return None
+    snapshot = get_queue_snapshot(session)
+    tokens, jobs = _get_competing_work(session, snapshot, availability, before=None)
+    return _estimate(availability, tokens, jobs)
+
+
+def estimate_wait_of_stored_request(
+    session: Session,
+    availability: WorkerAvailability,
+    *,
+    wp_id: UUID,
+    own_tokens: int,
+    own_jobs: int,
+    running_seconds: float,
+    now: datetime,
+) -> int:
+    """Seconds until a stored request is done: what competes ahead of it, its own output, its running jobs.
+
+    Without an eligible worker the figures are those of the whole horde.
+    """
+    if own_jobs == 0:
+        return round(running_seconds)
+    snapshot = get_queue_snapshot(session)
+    if availability.workers:
+        tokens, jobs = _get_competing_work(session, snapshot, availability, before=wp_id)
+        return _estimate(availability, tokens + own_tokens, jobs + own_jobs, running_seconds)
+    everybody = WorkerAvailability(workers=get_online_text_workers(session, now))
+    tokens, jobs = snapshot.get_competing_work(lambda _: True, before=wp_id)
+    return _estimate(everybody, tokens + own_tokens, jobs + own_jobs, running_seconds)
+
+
+def _estimate(availability: WorkerAvailability, tokens: int, jobs: int, running_seconds: float = 0.0) -> int:
+    return estimate_queue_wait_seconds(
+        competing_tokens=tokens,
+        competing_jobs=jobs,
+        tokens_per_second=availability.tokens_per_second,
+        eligible_threads=availability.thread_count,
+        running_seconds=running_seconds,
+    )
+
+
+def _get_competing_work(
+    session: Session, snapshot: QueueSnapshot, availability: WorkerAvailability, before: UUID | None
+) -> tuple[int, int]:
+    """Work that at least one eligible worker could take by its models, its chat opt-in and its length limits."""
+    facts = get_group_facts(session, snapshot)
+    capabilities = {_get_capability(online) for online in availability.workers}
+
+    def competes(group: QueueGroup) -> bool:
+        request = facts.get(group.queue_class)
+        return request is not None and any(_could_take(capability, request, group) for capability in capabilities)
+
+    return snapshot.get_competing_work(competes, before)
+
+
+type _Capability = tuple[frozenset[str], bool, int, int, str | None, int, int]
+
+
+def _get_capability(online: OnlineTextWorker) -> _Capability:
+    worker = online.worker
+    return (
+        online.models,
+        worker.accepts_prompt_jobs,
+        worker.max_length,
+        worker.max_context_length,
+        worker.chat_model_id if worker.accepts_chat_jobs else None,
+        worker.chat_max_length or 0,
+        worker.chat_max_context_length or 0,
+    )
+
+
+def _could_take(capability: _Capability, request: TextRequestFacts, group: QueueGroup) -> bool:
+    models, takes_text, max_length, max_context_length, chat_model, chat_max_length, chat_max_context_length = capability
+    if request.is_chat:
+        return (
+            chat_model in request.models
+            and group.max_length <= chat_max_length
+            and group.max_context_length <= chat_max_context_length
+        )
+    return (
+        takes_text
+        and group.max_length <= max_length
+        and group.max_context_length <= max_context_length
+        and (not request.models or bool(models.intersection(request.models)))
+    )
+
+
+def compute_longest_remaining_seconds(max_length: int, running: Iterable[tuple[float, datetime]], now: datetime) -> float:
+    """The most seconds any running job of a request still needs, from (worker speed, start) of each."""
+    return max(
+        (
+            max(0.0, max_length / get_effective_text_worker_speed(speed) - (now - start).total_seconds())
+            for speed, start in running
+        ),
+        default=0.0,
+    )

@@ -1,0 +1,490 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+"""The text queue: what a worker may take, the claim, and who serves a chat model."""
+
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    ColumnElement,
+    Float,
+    Integer,
+    and_,
+    any_,
+    bindparam,
+    case,
+    cast,
+    column,
+    exists,
+    func,
+    literal,
+    or_,
+    select,
+    text,
+    true,
+    union_all,
+    update,
+)
+from sqlalchemy.dialects.postgresql import aggregate_order_by
+from sqlalchemy.orm import Session, aliased
+from sqlalchemy.orm.util import AliasedClass
+
+from horde.classes.base.waiting_prompt import (
+    PRIORITY_PER_SECOND,
+    REQUEST_TTL,
+    WPAllowedWorkers,
+    WPModels,
+)
+from horde.classes.base.worker import WORKER_ONLINE_SECONDS
+from horde.classes.kobold.queue_class import least_facts_of_class
+from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
+from horde.classes.kobold.worker import (
+    REPORTED_SKIP_REASONS,
+    EligibilityInputs,
+    SkipReason,
+    TextRequestFacts,
+    TextWorker,
+    get_text_worker_lease_capacity,
+)
+
+CANDIDATES_PER_CLASS = 20  # enough that workers popping at once each find an unlocked row
+MAX_CACHED_CLASSES = 10_000
+TEXT_FAMILY = "text"
+
+# A loose index scan: one probe of the queue's index for each class that has a waiting request, however deep it is.
+_SCAN_CLASSES = text(
+    """
+    WITH RECURSIVE classes AS (
+        (SELECT queue_class FROM waiting_prompts
+         WHERE active AND NOT faulted AND n > 0 AND wp_type = 'text' AND queue_class IS NOT NULL
+         ORDER BY queue_class LIMIT 1)
+        UNION ALL
+        SELECT (SELECT later.queue_class FROM waiting_prompts AS later
+                WHERE later.active AND NOT later.faulted AND later.n > 0 AND later.wp_type = 'text'
+                  AND later.queue_class > classes.queue_class
+                ORDER BY later.queue_class LIMIT 1)
+        FROM classes WHERE classes.queue_class IS NOT NULL
+    )
+    SELECT queue_class FROM classes WHERE queue_class IS NOT NULL
+    """
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServableQueue:
+    """What of the queue a worker may take: class by class, with the bounds the claim compares row by row."""
+
+    classes: tuple[int, ...]
+    max_length: int
+    max_context_length: int
+    chat_max_length: int
+    chat_max_context_length: int
+    lease_capacity: float
+    only_user_id: int | None  # a worker in maintenance serves its owner alone
+    priority_user_ids: tuple[int, ...]
+    skipped: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimedRequest:
+    """A request of which `taken` generations were claimed; the caller writes a job for each in the same transaction."""
+
+    id: UUID
+    user_id: int
+    queue_class: int
+    models: tuple[str, ...]
+    taken: int
+    remaining: int
+    prompt: str
+    gen_payload: dict[str, Any]
+    is_chat: bool
+    messages: list[dict[str, Any]] | None
+    chat_extras: dict[str, Any] | None
+    max_length: int
+    max_context_length: int
+    created: datetime
+    sharedkey_id: UUID | None
+
+
+class _ClassFacts:
+    """The facts behind each class, in process memory: a class is the hash of its facts, so they never change."""
+
+    def __init__(self) -> None:
+        self._facts: OrderedDict[int, TextRequestFacts] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def find(self, queue_classes: Iterable[int]) -> dict[int, TextRequestFacts]:
+        with self._lock:
+            return {number: self._facts[number] for number in queue_classes if number in self._facts}
+
+    def remember(self, facts: dict[int, TextRequestFacts]) -> None:
+        with self._lock:
+            self._facts.update(facts)
+            while len(self._facts) > MAX_CACHED_CLASSES:
+                self._facts.popitem(last=False)
+
+
+_class_facts = _ClassFacts()
+
+
+def is_live(request: AliasedClass[TextWaitingPrompt] | type[TextWaitingPrompt]) -> ColumnElement[bool]:
+    """The predicate of the queue's partial indexes, spelled as they spell it so that the planner sees it."""
+    return and_(request.active, ~request.faulted, request.n > literal(0, literal_execute=True))
+
+
+def get_rank(request: AliasedClass[TextWaitingPrompt] | type[TextWaitingPrompt]) -> ColumnElement[Any]:
+    """The queue's order, highest first: starting priority minus what every later second costs."""
+    return request.extra_priority - PRIORITY_PER_SECOND * func.date_part(text("'epoch'"), request.created)
+
+
+def text_wp_speed_gate_clause(
+    request: AliasedClass[TextWaitingPrompt] | type[TextWaitingPrompt], lease_capacity: ColumnElement[float]
+) -> ColumnElement[bool]:
+    """Whether a worker of this lease capacity (tokens) finishes the request in time; text jobs are not gated."""
+    return or_(~request.is_chat, request.max_length <= lease_capacity)
+
+
+def list_queue_classes(session: Session) -> list[int]:
+    """Every class with a waiting request; its cost grows with the classes, not with the requests."""
+    return list(session.execute(_SCAN_CLASSES).scalars())
+
+
+def get_queue_class_facts(session: Session, queue_classes: Sequence[int]) -> dict[int, TextRequestFacts]:
+    """The facts of each class, read from one of its requests the first time a process meets it."""
+    known = _class_facts.find(queue_classes)
+    unknown = [number for number in queue_classes if number not in known]
+    if unknown:
+        read = _read_class_facts(session, unknown)
+        _class_facts.remember(read)
+        known |= read
+    return known
+
+
+def _read_class_facts(session: Session, queue_classes: list[int]) -> dict[int, TextRequestFacts]:
+    sample = (
+        select(TextWaitingPrompt.id, TextWaitingPrompt.queue_class)
+        .where(is_live(TextWaitingPrompt), TextWaitingPrompt.queue_class.in_(queue_classes))
+        .distinct(TextWaitingPrompt.queue_class)
+        .order_by(TextWaitingPrompt.queue_class)
+    ).subquery()
+    rows = session.execute(select(*_fact_columns()).where(TextWaitingPrompt.id.in_(select(sample.c.id)))).all()
+    return {row.queue_class: build_request_facts(row) for row in rows}
+
+
+def _fact_columns() -> tuple[Any, ...]:
+    models = (
+        select(func.array_agg(aggregate_order_by(WPModels.model, WPModels.id)))
+        .where(WPModels.wp_id == TextWaitingPrompt.id)
+        .correlate(TextWaitingPrompt)
+        .scalar_subquery()
+    )
+    workers = (
+        select(func.array_agg(WPAllowedWorkers.worker_id))
+        .where(WPAllowedWorkers.wp_id == TextWaitingPrompt.id)
+        .correlate(TextWaitingPrompt)
+        .scalar_subquery()
+    )
+    stored = TextWaitingPrompt
+    return (
+        stored.id,
+        stored.queue_class,
+        stored.user_id,
+        stored.is_chat,
+        stored.max_length,
+        stored.max_context_length,
+        stored.trusted_workers,
+        stored.validated_backends,
+        stored.slow_workers,
+        stored.nsfw,
+        stored.worker_blacklist,
+        stored.chat_required_features,
+        stored.chat_tools_temperature,
+        models.label("models"),
+        workers.label("worker_ids"),
+    )
+
+
+def build_request_facts(row: Any) -> TextRequestFacts:
+    """Facts from a row of `_fact_columns`."""
+    return TextRequestFacts(
+        user_id=row.user_id,
+        is_chat=row.is_chat,
+        models=tuple(row.models or ()),
+        max_length=row.max_length,
+        max_context_length=row.max_context_length,
+        trusted_workers=row.trusted_workers,
+        validated_backends=row.validated_backends,
+        slow_workers=row.slow_workers,
+        nsfw=row.nsfw,
+        worker_ids=frozenset(row.worker_ids or ()),
+        worker_blacklist=row.worker_blacklist,
+        required_features=frozenset(row.chat_required_features or ()),
+        tools_temperature=row.chat_tools_temperature,
+    )
+
+
+def find_request_facts(session: Session, wp_id: UUID) -> TextRequestFacts | None:
+    """What decides who may serve a stored request; None when it is gone."""
+    row = session.execute(select(*_fact_columns()).where(TextWaitingPrompt.id == wp_id)).one_or_none()
+    return None if row is None else build_request_facts(row)
+
+
+def list_unclassified_requests(session: Session, limit: int) -> list[tuple[UUID, TextRequestFacts]]:
+    """Live requests without a class, as a server of an older version writes them."""
+    statement = (
+        select(*_fact_columns())
+        .where(is_live(TextWaitingPrompt), TextWaitingPrompt.wp_type == TEXT_FAMILY, TextWaitingPrompt.queue_class.is_(None))
+        .limit(limit)
+    )
+    return [(row.id, build_request_facts(row)) for row in session.execute(statement)]
+
+
+def get_sorted_text_wp_filtered_to_worker(
+    session: Session,
+    worker: TextWorker,
+    inputs: EligibilityInputs,
+    chat_inputs: EligibilityInputs,
+    priority_user_ids: Collection[int],
+) -> ServableQueue:
+    """What of the waiting requests this worker may take, judged class by class.
+
+    The rules are those of `TextWorker.can_generate_with_eligibility_inputs`, asked of the smallest request of each
+    class; `claim_next_request` compares the lengths of each row and takes them in queue order.
+    """
+    only_user_id = worker.user_id if worker.maintenance or worker.paused else None
+    servable: list[int] = []
+    skipped: Counter[SkipReason] = Counter()
+    for queue_class, facts in get_queue_class_facts(session, list_queue_classes(session)).items():
+        judged = least_facts_of_class(facts)
+        if only_user_id is not None:
+            judged = replace(judged, user_id=only_user_id)  # whose it is, the claim compares row by row
+        refusal = worker.can_generate_with_eligibility_inputs(judged, chat_inputs if facts.is_chat else inputs)
+        if refusal is None:
+            servable.append(queue_class)
+        else:
+            skipped[refusal.reason] += 1
+    return ServableQueue(
+        classes=tuple(servable),
+        max_length=worker.max_length,
+        max_context_length=worker.max_context_length,
+        chat_max_length=worker.chat_max_length or 0,
+        chat_max_context_length=worker.chat_max_context_length or 0,
+        lease_capacity=get_text_worker_lease_capacity(worker.speed),
+        only_user_id=only_user_id,
+        priority_user_ids=(worker.user_id, *priority_user_ids),
+        skipped={reason.value: count for reason, count in skipped.items() if reason in REPORTED_SKIP_REASONS},
+    )
+
+
+def _build_claim() -> Any:
+    """The claim as one statement, built once: candidates unlocked in queue order, one of them locked and taken."""
+    waiting = aliased(TextWaitingPrompt, name="waiting")
+    classes = func.unnest(cast(bindparam("classes"), ARRAY(BigInteger))).table_valued(
+        column("queue_class", BigInteger), name="servable"
+    )
+    rank = get_rank(waiting)
+    is_allowed = and_(
+        is_live(waiting),
+        waiting.wp_type == TEXT_FAMILY,
+        waiting.expiry > bindparam("now"),
+        waiting.max_length
+        <= case(
+            (waiting.is_chat, bindparam("chat_max_length", type_=Integer)), else_=bindparam("max_length", type_=Integer)
+        ),
+        waiting.max_context_length
+        <= case(
+            (waiting.is_chat, bindparam("chat_max_context_length", type_=Integer)),
+            else_=bindparam("max_context_length", type_=Integer),
+        ),
+        text_wp_speed_gate_clause(waiting, bindparam("lease_capacity", type_=Float)),
+    )
+    only_user_id = cast(bindparam("only_user_id"), Integer)
+    order = (rank.desc(), waiting.created, waiting.id)
+    of_each_class = (
+        select(waiting.id, rank.label("rank"), waiting.created)
+        .where(is_allowed, waiting.queue_class == classes.c.queue_class, only_user_id.is_(None))
+        .order_by(*order)
+        .limit(CANDIDATES_PER_CLASS)
+        .lateral("of_each_class")
+    )
+    general = (
+        select(literal(0).label("is_priority"), of_each_class.c.id, of_each_class.c.rank, of_each_class.c.created)
+        .select_from(classes)
+        .join(of_each_class, true())
+        .order_by(of_each_class.c.rank.desc(), of_each_class.c.created, of_each_class.c.id)
+        .limit(CANDIDATES_PER_CLASS)
+    )
+    preferred = (
+        select(literal(1).label("is_priority"), waiting.id, rank.label("rank"), waiting.created)
+        .where(
+            is_allowed,
+            or_(only_user_id.is_(None), waiting.user_id == only_user_id),
+            waiting.user_id == any_(cast(bindparam("priority_user_ids"), ARRAY(Integer))),
+            waiting.queue_class == any_(cast(bindparam("classes"), ARRAY(BigInteger))),
+        )
+        .order_by(rank.desc())
+        .limit(CANDIDATES_PER_CLASS)
+    )
+    candidates = union_all(general.subquery().select(), preferred.subquery().select()).subquery("candidates")
+    best = (
+        select(candidates.c.id, func.max(candidates.c.is_priority).label("is_priority"))
+        .group_by(candidates.c.id)
+        .subquery("best")
+    )
+    locked = aliased(TextWaitingPrompt, name="locked")
+    chosen = (
+        select(locked.id, locked.n)
+        .join(best, best.c.id == locked.id)
+        .where(is_live(locked))
+        .order_by(best.c.is_priority.desc(), get_rank(locked).desc(), locked.created, locked.id)
+        .limit(1)
+        .with_for_update(of=locked, skip_locked=True)
+    ).cte("chosen")
+    taken = case((TextWaitingPrompt.is_chat, 1), else_=func.least(chosen.c.n, bindparam("wanted", type_=Integer)))
+    stored = TextWaitingPrompt
+    return (
+        update(TextWaitingPrompt)
+        .where(TextWaitingPrompt.id == chosen.c.id)
+        .values(
+            n=TextWaitingPrompt.n - taken,
+            expiry=func.greatest(TextWaitingPrompt.expiry, bindparam("new_expiry")),
+        )
+        .returning(
+            stored.id,
+            stored.user_id,
+            stored.queue_class,
+            (chosen.c.n - stored.n).label("taken"),
+            stored.n.label("remaining"),
+            stored.prompt,
+            stored.gen_payload,
+            stored.is_chat,
+            stored.messages,
+            stored.chat_extras,
+            stored.max_length,
+            stored.max_context_length,
+            stored.created,
+            stored.sharedkey_id,
+        )
+        .execution_options(synchronize_session=False)
+    )
+
+
+_CLAIM = _build_claim()
+
+
+def claim_next_request(session: Session, queue: ServableQueue, *, wanted: int, now: datetime) -> ClaimedRequest | None:
+    """Take up to `wanted` generations of the best request this worker may serve; None when nothing is free.
+
+    One conditional statement: rows being claimed by others are skipped, so two pops never wait for each other and
+    never take the same generation. The claim is real once the caller's transaction commits, with its job rows.
+    """
+    if not queue.classes:
+        return None
+    row = session.execute(
+        _CLAIM,
+        {
+            "classes": list(queue.classes),
+            "now": now,
+            "max_length": queue.max_length,
+            "max_context_length": queue.max_context_length,
+            "chat_max_length": queue.chat_max_length,
+            "chat_max_context_length": queue.chat_max_context_length,
+            "lease_capacity": queue.lease_capacity,
+            "only_user_id": queue.only_user_id,
+            "priority_user_ids": list(queue.priority_user_ids),
+            "wanted": wanted,
+            "new_expiry": now + REQUEST_TTL,
+        },
+    ).one_or_none()
+    if row is None:
+        return None
+    models = _class_facts.find([row.queue_class])[row.queue_class].models
+    return ClaimedRequest(models=models, **row._mapping)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperationClaim:
+    """The request that holds an operation key."""
+
+    id: UUID
+    fingerprint: str
+    kudos: int  # the quote its 202 carried
+
+
+def find_chat_operation_claim(session: Session, user_id: int, operation_key: UUID) -> OperationClaim | None:
+    """The request of this user that claimed the key, as long as its row lives."""
+    row = session.execute(
+        select(TextWaitingPrompt.id, TextWaitingPrompt.operation_fingerprint, TextWaitingPrompt.kudos).where(
+            TextWaitingPrompt.user_id == user_id, TextWaitingPrompt.operation_key == operation_key
+        )
+    ).one_or_none()
+    if row is None:
+        return None
+    return OperationClaim(id=row.id, fingerprint=row.operation_fingerprint, kudos=round(row.kudos))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatModelOffer:
+    """What the online chat workers of one model offer together."""
+
+    workers: int
+    max_context_length: int
+    max_length: int
+    features: tuple[str, ...]
+    created: int | None  # Unix seconds of the earliest of them
+
+
+def online_since(now: datetime) -> datetime:
+    """A worker that polled at or after this moment is online."""
+    return now - timedelta(seconds=WORKER_ONLINE_SECONDS)
+
+
+def is_chat_model_served(session: Session, model: str, now: datetime) -> bool:
+    """Whether an online worker declared chat jobs with exactly this name."""
+    statement = select(
+        exists().where(
+            TextWorker.accepts_chat_jobs,
+            TextWorker.chat_model_id == model,
+            TextWorker.last_check_in >= online_since(now),
+        )
+    )
+    return bool(session.scalar(statement))
+
+
+def get_chat_model_offers(session: Session, now: datetime) -> dict[str, ChatModelOffer]:
+    """What each model served by an online chat worker out of maintenance offers, by its name."""
+    rows = session.execute(
+        select(
+            TextWorker.chat_model_id,
+            TextWorker.chat_max_context_length,
+            TextWorker.chat_max_length,
+            TextWorker.chat_features,
+            TextWorker.created,
+        ).where(
+            TextWorker.accepts_chat_jobs,
+            ~TextWorker.maintenance,
+            ~TextWorker.paused,
+            TextWorker.last_check_in >= online_since(now),
+        )
+    ).all()
+    by_model: dict[str, list[Any]] = {}
+    for row in rows:
+        by_model.setdefault(row.chat_model_id, []).append(row)
+    return {model: _build_offer(workers) for model, workers in by_model.items()}
+
+
+def _build_offer(workers: Sequence[Any]) -> ChatModelOffer:
+    created = min((worker.created for worker in workers if worker.created is not None), default=None)
+    return ChatModelOffer(
+        workers=len(workers),
+        max_context_length=max(worker.chat_max_context_length for worker in workers),
+        max_length=max(worker.chat_max_length for worker in workers),
+        features=tuple(sorted({feature for worker in workers for feature in worker.chat_features or ()})),
+        created=None if created is None else int(created.replace(tzinfo=UTC).timestamp()),
+    )

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+"""A copy of the waiting text queue, a second old at most: positions and waits are read from it, never the table."""
+
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
+from horde.classes.kobold.worker import TextRequestFacts
+from horde.database.text_functions import TEXT_FAMILY, get_queue_class_facts, get_rank, is_live
+from horde.redis_ctrl import RedisUnavailable, get_json, set_json
+
+QUEUE_KEY = "text_wp_cache"
+QUEUE_KEY_TTL_SECONDS = 5
+COPY_SECONDS = 1.0  # how long a process believes its copy
+
+type QueueRow = tuple[str, int | None, int, int, int]  # request id, class, max_length, max_context_length, generations
+
+
+@dataclass(frozen=True, slots=True)
+class QueueGroup:
+    """Waiting requests of one class and length, by their places in the queue, with running totals of their work."""
+
+    queue_class: int
+    max_length: int
+    max_context_length: int
+    places: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)  # running total of max_length times generations
+    jobs: list[int] = field(default_factory=list)  # running total of generations
+
+    def add(self, place: int, jobs: int) -> None:
+        """Append the next request in queue order."""
+        self.places.append(place)
+        self.tokens.append((self.tokens[-1] if self.tokens else 0) + self.max_length * jobs)
+        self.jobs.append((self.jobs[-1] if self.jobs else 0) + jobs)
+
+    def get_work_before(self, place: int | None) -> tuple[int, int]:
+        """Tokens and generations of the requests ahead of a place; of all of them when it is None."""
+        count = len(self.places) if place is None else bisect_left(self.places, place)
+        return (self.tokens[count - 1], self.jobs[count - 1]) if count else (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSnapshot:
+    """The waiting text requests in queue order, as they stood when it was made."""
+
+    places: dict[str, int]  # request id to place, from 0
+    groups: tuple[QueueGroup, ...]
+
+    def get_position(self, wp_id: UUID) -> int:
+        """Place in the queue from 1; 0 when the request is not waiting."""
+        place = self.places.get(str(wp_id))
+        return 0 if place is None else place + 1
+
+    def get_competing_work(
+        self, is_competing: Callable[[QueueGroup], bool], before: UUID | None = None
+    ) -> tuple[int, int]:
+        """Outstanding tokens and generations of the groups that compete, ahead of a request or in all."""
+        place = None if before is None else self.places.get(str(before), len(self.places))
+        work = [group.get_work_before(place) for group in self.groups if is_competing(group)]
+        return sum(tokens for tokens, _ in work), sum(jobs for _, jobs in work)
+
+
+def build_queue_snapshot(rows: Iterable[QueueRow]) -> QueueSnapshot:
+    """A snapshot from rows in queue order."""
+    places: dict[str, int] = {}
+    groups: dict[tuple[int | None, int, int], QueueGroup] = {}
+    for place, (wp_id, queue_class, max_length, max_context_length, jobs) in enumerate(rows):
+        places[wp_id] = place
+        key = (queue_class, max_length, max_context_length)
+        if key not in groups:
+            groups[key] = QueueGroup(queue_class or 0, max_length, max_context_length)
+        groups[key].add(place, jobs)
+    return QueueSnapshot(places=places, groups=tuple(groups.values()))
+
+
+def list_queue_rows(session: Session) -> list[QueueRow]:
+    """Every waiting text request in queue order, in one statement."""
+    waiting = TextWaitingPrompt
+    statement = (
+        select(waiting.id, waiting.queue_class, waiting.max_length, waiting.max_context_length, waiting.n)
+        .where(is_live(waiting), waiting.wp_type == TEXT_FAMILY)
+        .order_by(get_rank(waiting).desc(), waiting.created, waiting.id)
+    )
+    return [(str(row[0]), row[1], row[2], row[3], row[4]) for row in session.execute(statement)]
+
+
+def publish_queue(rows: list[QueueRow]) -> None:
+    """Share the order with every process for a few seconds. Best effort."""
+    try:
+        set_json(QUEUE_KEY, rows, QUEUE_KEY_TTL_SECONDS)
+    except RedisUnavailable:
+        return
+
+
+class _Copy:
+    """The process's own copy."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.snapshot: QueueSnapshot | None = None
+        self.made = 0.0
+
+    def forget(self) -> None:
+        self.snapshot = None
+
+
+_copy = _Copy()
+
+
+def get_queue_snapshot(session: Session) -> QueueSnapshot:
+    """The queue as it stood at most a second ago: this process's copy, else the shared one, else one read of the table."""
+    snapshot = _copy.snapshot
+    if snapshot is not None and time.monotonic() - _copy.made < COPY_SECONDS:
+        return snapshot
+    with _copy.lock:
+        if _copy.snapshot is None or time.monotonic() - _copy.made >= COPY_SECONDS:
+            _copy.snapshot = build_queue_snapshot(_read_rows(session))
+            _copy.made = time.monotonic()
+        return _copy.snapshot
+
+
+def forget_queue_snapshot() -> None:
+    """Drop the process's copy."""
+    _copy.forget()
+
+
+def _read_rows(session: Session) -> Iterable[Any]:
+    try:
+        shared = get_json(QUEUE_KEY)
+    except RedisUnavailable:
+        shared = None
+    return shared if isinstance(shared, list) else list_queue_rows(session)
+
+
+def get_group_facts(session: Session, snapshot: QueueSnapshot) -> dict[int, TextRequestFacts]:
+    """The facts of every class in the snapshot, from process memory where the class was met before."""
+    return get_queue_class_facts(session, list({group.queue_class for group in snapshot.groups}))
