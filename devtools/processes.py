@@ -2,7 +2,6 @@
 """Child processes that never outlive their launcher, the accounts they run under, and free ports."""
 
 import contextlib
-import ctypes
 import os
 import platform
 import pwd
@@ -10,10 +9,12 @@ import random
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 # Linux lends ports from here on to outgoing connections, so a server may find its fixed one taken.
@@ -22,10 +23,13 @@ LOWEST_PORT = 12000  # above the ports of everyday servers
 
 IS_LINUX = platform.system() == "Linux"
 
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
-LIBC = ctypes.CDLL(None, use_errno=True)  # loaded here: nothing may be imported between fork and exec
+GUARD = Path(__file__).with_name("guard.py")
 
 STOP_SECONDS = 15  # a store with a full write-back cache needs some; then it is killed
+
+
+class Stopped(BaseException):
+    """Somebody asked this process to end (see ``raise_when_asked_to_stop``); like KeyboardInterrupt, not an error."""
 
 
 class StartFailed(Exception):
@@ -101,24 +105,19 @@ class Child:
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it; its output is appended to the log. Raises StartFailed when there is no such program."""
-        parent = os.getpid()
-        options = self.account.build_subprocess_options() if self.account else {}
+        """Start it; its output is appended to the log."""
+        uid, gid = (self.account.uid, self.account.gid) if self.account else (-1, -1)
+        ties = [str(number) for number in (os.getpid(), int(self.stop_signal), uid, gid)]
         with self.log.open("ab") as log:
-            try:
-                self.process = subprocess.Popen(
-                    self.command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env=dict(self.environment),
-                    cwd=self.working_directory,
-                    start_new_session=True,  # Ctrl-C is for the launcher, which stops the children in order
-                    preexec_fn=lambda: end_with_parent(parent, self.stop_signal),
-                    **options,
-                )
-            except OSError as error:
-                raise StartFailed(f"{self.name} cannot be started: {error}") from error
+            self.process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(GUARD), *ties, *self.command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=dict(self.environment),
+                cwd=self.working_directory,
+                start_new_session=True,  # Ctrl-C is for the launcher, which stops the children in order
+            )
 
     @property
     def pid(self) -> int | None:
@@ -129,11 +128,11 @@ class Child:
         """Whether it runs."""
         return self.process is not None and self.process.poll() is None
 
-    def wait_until(self, is_ready: Callable[[], bool], seconds: float) -> None:
+    def wait_until(self, is_ready: Callable[["Child"], bool], seconds: float) -> None:
         """Poll until ready. Raises StartFailed when it ends first or the time is over."""
         deadline = time.monotonic() + seconds
         pause = 0.02
-        while not is_ready():
+        while not is_ready(self):
             if not self.is_alive():
                 raise StartFailed(f"{self.name} ended with {self.process and self.process.returncode}\n{self.read_log_tail()}")
             if time.monotonic() > deadline:
@@ -166,15 +165,6 @@ class Child:
             self.process.wait()
 
 
-def end_with_parent(parent: int, stop_signal: int) -> None:
-    """Runs in the child before exec: have the kernel signal it when its parent dies (Linux; elsewhere nothing)."""
-    if not IS_LINUX:
-        return
-    LIBC.prctl(PR_SET_PDEATHSIG, int(stop_signal), 0, 0, 0)
-    if os.getppid() != parent:  # it died before the call above
-        os._exit(1)
-
-
 def read_start_stamp(pid: int) -> str | None:
     """Something that differs between two processes that had the same id; None when there is none now."""
     if IS_LINUX:
@@ -196,3 +186,16 @@ def wait_for_end(stamps: Mapping[int, str], seconds: float) -> list[int]:
             return alive
         time.sleep(0.05)
     return []
+
+
+def raise_when_asked_to_stop() -> None:
+    """From now on SIGTERM, SIGINT and SIGHUP raise Stopped in the main thread, once; what follows is for cleaning up."""
+    signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        for each in signals:
+            signal.signal(each, signal.SIG_IGN)
+        raise Stopped
+
+    for each in signals:
+        signal.signal(each, stop)
