@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from horde.bridge import loop
+from horde.bridge.loop import Bridge, RunningJob, compute_idle_seconds, compute_retry_seconds
+from tests.unit.bridge.scripted import (
+    KEY,
+    NO_JOB,
+    Script,
+    answer,
+    build_backend,
+    build_config,
+    build_horde,
+    build_job,
+    build_plan,
+    chat_answer,
+    llama_script,
+    text_answer,
+)
+
+POP, SUBMIT = "/api/v2/generate/text/pop", "/api/v2/generate/text/submit"
+REWARD = {"reward": 3.5}
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "IDLE_STEPS", ((0, 0.01),))
+    monkeypatch.setattr(loop, "FIRST_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(loop, "MAINTENANCE_PAUSE_SECONDS", 0.01)
+
+
+def horde_script(*pops: Any, submits: Any = None) -> Script:
+    return Script({POP: [*pops, answer(NO_JOB)], SUBMIT: submits or answer(REWARD)})
+
+
+def run_until(done: Callable[[], bool], horde: Script, backend: Script | None = None, **changes: Any) -> int:
+    """Run a bridge until ``done``, stop it, and return its exit code."""
+    bridge = Bridge(build_config(**changes), build_horde(horde), build_backend(backend or llama_script()))
+    codes: list[int] = []
+    runner = threading.Thread(target=lambda: codes.append(bridge.run()))
+    runner.start()
+    deadline = time.monotonic() + 5
+    while not done() and runner.is_alive() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    bridge.stop()
+    runner.join(10)
+    assert not runner.is_alive()
+    return codes[0]
+
+
+def submitted(horde: Script, count: int = 1) -> Callable[[], bool]:
+    return lambda: len(horde.bodies(SUBMIT)) >= count
+
+
+@pytest.mark.parametrize(("empty_pops", "seconds"), [(1, 1.0), (9, 1.0), (10, 2.0), (24, 2.0), (25, 3.0), (900, 3.0)])
+def test_an_idle_worker_slows_down(empty_pops: int, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert compute_idle_seconds(empty_pops) == seconds
+
+
+@pytest.mark.parametrize(("failures", "seconds"), [(1, 1.0), (2, 2.0), (4, 8.0), (7, 60.0), (5000, 60.0)])
+def test_failures_are_waited_out_exponentially(failures: int, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert compute_retry_seconds(failures) == seconds
+
+
+def test_an_outcome_is_claimed_once() -> None:
+    running = RunningJob(build_job(chat_answer(), build_plan()))
+    assert [running.claim(), running.claim()] == [True, False]
+
+
+def test_jobs_are_popped_served_and_submitted() -> None:
+    horde = horde_script(answer(chat_answer()), answer(text_answer()))
+    assert run_until(submitted(horde, 2), horde) == 0
+    assert [body["id"] for body in horde.bodies(SUBMIT)] == ["job-1", "job-2"]
+    assert horde.headers[0]["apikey"] == KEY
+
+
+def test_a_submit_is_repeated_with_the_same_body_until_it_is_answered() -> None:
+    submits = [answer({}, 503), httpx.ReadTimeout("slow"), answer({}, 429), answer(REWARD)]
+    horde = horde_script(answer(chat_answer()), submits=submits)
+    run_until(submitted(horde, 4), horde)
+    first, *others = horde.bodies(SUBMIT)
+    assert others == [first] * 3
+
+
+@pytest.mark.parametrize("rc", ["ChatSubmitInvalid", "ChatSubmitNonconformant", "ChatModelMismatch"])
+def test_a_refused_reply_is_given_back_as_refused(rc: str) -> None:
+    horde = horde_script(answer(chat_answer()), submits=[answer({"rc": rc, "message": "no"}, 400), answer({"reward": 0})])
+    run_until(submitted(horde, 2), horde)
+    assert horde.bodies(SUBMIT)[1] == {"id": "job-1", "state": "faulted", "model_id": "tiny", "fault_reason": "reply_refused"}
+
+
+@pytest.mark.parametrize(("status", "rc"), [(404, "InvalidJobID"), (400, "DuplicateGen"), (400, "AbortedGen")])
+def test_a_settled_job_is_dropped(status: int, rc: str) -> None:
+    horde = horde_script(answer(chat_answer()), answer(text_answer()), submits=[answer({"rc": rc}, status), answer(REWARD)])
+    run_until(submitted(horde, 2), horde)
+    assert [body["id"] for body in horde.bodies(SUBMIT)] == ["job-1", "job-2"]
+
+
+def test_failed_pops_are_tried_again() -> None:
+    pops = [
+        httpx.ConnectError("refused"),
+        answer({}, 502),
+        httpx.Response(200, text="<html>"),
+        answer({"rc": "WorkerMaintenance"}, 403),
+    ]
+    horde = horde_script(*pops, answer(chat_answer()))
+    assert run_until(submitted(horde), horde) == 0
+
+
+def test_a_worker_that_was_never_let_in_ends_with_1() -> None:
+    horde = Script({POP: answer({"rc": "InvalidAPIKey", "message": "no user"}, 401)})
+    assert run_until(lambda: False, horde) == 1
+
+
+def test_a_worker_that_was_let_in_waits_out_the_same_refusal() -> None:
+    horde = horde_script(answer(NO_JOB), answer({"rc": "WrongCredentials"}, 403), answer(chat_answer()))
+    assert run_until(submitted(horde), horde) == 0
+
+
+def test_a_backend_without_a_known_context_ends_the_bridge() -> None:
+    backend = Script({"/v1/models": answer({"data": [{"id": "m"}]})})
+    assert run_until(lambda: False, horde_script(), backend) == 1
+
+
+def test_nothing_is_popped_before_the_backend_answers() -> None:
+    models = answer({"data": [{"id": "tiny", "owned_by": "llamacpp"}]})
+    backend = llama_script(models=[httpx.ConnectError("starting"), answer({}, 503), models])
+    horde = horde_script(answer(chat_answer()))
+    run_until(submitted(horde), horde, backend)
+    paths = [path for path, _ in backend.requests]
+    assert paths[:3] == ["/v1/models"] * 3
+
+
+def test_a_lost_backend_faults_one_job_and_is_probed_before_the_next() -> None:
+    backend = llama_script(chat=[httpx.ConnectError("gone"), answer({"choices": [{"message": {"content": "x"}}]})])
+    horde = horde_script(answer(chat_answer()), answer(chat_answer()))
+    run_until(submitted(horde, 2), horde, backend)
+    assert [body.get("fault_reason") for body in horde.bodies(SUBMIT)] == ["generation_error", None]
+    assert len(backend.bodies("/v1/models")) == 2
+
+
+def test_an_unforeseen_payload_is_given_back() -> None:
+    horde = horde_script(answer(chat_answer(tools=[{"type": "function"}])), answer(text_answer()))
+    run_until(submitted(horde, 2), horde)
+    assert horde.bodies(SUBMIT)[0]["fault_reason"] == "generation_error"
+
+
+def test_a_stop_lets_a_running_job_finish() -> None:
+    started, release = threading.Event(), threading.Event()
+
+    def chat(_body: dict[str, Any]) -> httpx.Response:
+        started.set()
+        release.wait(5)
+        return answer({"choices": [{"message": {"content": "late"}}]})
+
+    horde = horde_script(answer(chat_answer()), answer(chat_answer()))
+
+    def stop_soon() -> bool:
+        if started.is_set():
+            threading.Timer(0.2, release.set).start()
+        return started.is_set()
+
+    assert run_until(stop_soon, horde, llama_script(chat=chat)) == 0
+    assert [body["message"]["content"] for body in horde.bodies(SUBMIT)] == ["late"]
+
+
+def test_a_job_that_outlasts_the_grace_period_is_given_back_once() -> None:
+    started, release = threading.Event(), threading.Event()
+
+    def chat(_body: dict[str, Any]) -> httpx.Response:
+        started.set()
+        release.wait(1)
+        return answer({"choices": [{"message": {"content": "too late"}}]})
+
+    horde = horde_script(answer(chat_answer()))
+    assert run_until(started.is_set, horde, llama_script(chat=chat), grace_seconds=0.1) == 0
+    assert [body.get("state") for body in horde.bodies(SUBMIT)] == ["faulted"]
+
+
+def test_the_log_holds_neither_key_nor_prompt_nor_reply(caplog: pytest.LogCaptureFixture) -> None:
+    horde = horde_script(answer(chat_answer()), answer(text_answer()), answer(chat_answer(seed="x", tools=[{}])))
+    with caplog.at_level(logging.DEBUG):
+        run_until(submitted(horde, 3), horde)
+    logged = " ".join(str(vars(record)) for record in caplog.records)
+    assert "horde.bridge.job_done" in logged
+    assert not any(secret in logged for secret in (KEY, "Name one colour", "Blue.", "Once", " and then"))
