@@ -43,7 +43,7 @@ RETRY_AFTER_SECONDS = 1.0  # how long a failing server is left alone; then one c
 SUBSCRIPTION_POLL_SECONDS = 1.0
 
 
-class RedisUnavailable(Exception):  # noqa: N818  a state of the world, named as callers speak of it
+class RedisUnavailable(Exception):
     """Redis did not answer, or was not asked because it just failed."""
 
 

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+"""Every failure of the API as JSON: refusals with their code, the framework's own, and what nobody foresaw."""
+
+import traceback
+from typing import Any
+
+from flask import Flask, request
+from flask_restx import Api
+from werkzeug.exceptions import HTTPException
+
+from horde.exceptions import HordeError
+from horde.logger import get_logger
+from horde.return_codes import ReturnCode
+
+logger = get_logger(__name__)
+
+type Answer = tuple[dict[str, Any], int, dict[str, str]]
+
+INTERNAL_SERVER_ERROR = "Internal Server Error"
+_HEADERS_OF_THE_PAGE = {"content-type", "content-length"}  # they describe the HTML page that werkzeug would send
+
+
+def register_error_handlers(app: Flask, api: Api) -> None:
+    """Answer failures inside resources (restx) and outside of them (Flask) alike.
+
+    restx takes the first handler whose class fits, so the order is from the narrow to the wide.
+    """
+    for error_class, answer in (
+        (HordeError, answer_horde_error),
+        (HTTPException, answer_http_exception),
+        (Exception, answer_unexpected),
+    ):
+        app.register_error_handler(error_class, answer)
+        api.errorhandler(error_class)(answer)
+
+
+def answer_horde_error(error: HordeError) -> Answer:
+    """`{message, rc, **extra}` under the error's status; no `rc` when it has none."""
+    code = {} if error.rc is None else {"rc": str(error.rc)}
+    return {"message": error.message, **code, **error.extra}, error.status, {}
+
+
+def answer_http_exception(error: HTTPException) -> Answer:
+    """`{message}` with the headers that belong to the status, such as `Allow`.
+
+    A 400 of the framework carries `BadRequest`, as every refusal of a request that can never be served.
+    """
+    status = error.code or 500
+    if status >= 500 and not hasattr(error, "data"):
+        return {"message": error.name}, status, {}
+    body: dict[str, Any] = {"message": error.description or error.name}
+    if status == 400:
+        body["rc"] = str(ReturnCode.BAD_REQUEST)
+    # restx sends the error's `data` instead of what its handler answers, so the code has to be in there too.
+    if isinstance(data := getattr(error, "data", None), dict):
+        body = {**body, **data}
+        error.data = body  # type: ignore[attr-defined]
+    headers = {name: value for name, value in error.get_headers() if name.lower() not in _HEADERS_OF_THE_PAGE}
+    return body, status, headers
+
+
+def answer_unexpected(error: Exception) -> Answer:
+    """500 without a detail; where it happened goes to the log.
+
+    The error's own text stays out of the log: it may quote a prompt, a key or a row.
+    """
+    logger.error(
+        "horde.request.failed",
+        extra={
+            "method": request.method,
+            "route": str(request.url_rule) if request.url_rule else None,
+            "error_class": f"{type(error).__module__}.{type(error).__qualname__}",
+            "stack": "".join(traceback.format_tb(error.__traceback__)),
+        },
+    )
+    return {"message": INTERNAL_SERVER_ERROR}, 500, {}

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+"""What a process knows about itself: requests in flight and waiting, and whether its database answered last."""
+
+import threading
+from collections.abc import Callable
+
+from sqlalchemy import Engine, event
+from sqlalchemy.engine import ExceptionContext
+
+
+class NodeState:
+    """Facts for the heartbeat. Nothing here asks another part, so it answers while everything else is stuck."""
+
+    def __init__(self, thread_count: int) -> None:
+        self.thread_count = thread_count
+        self.is_database_reachable = True
+        self.read_queue_length: Callable[[], int] = lambda: 0  # the server replaces it with that of its thread pool
+        self._active_count = 0
+        self._lock = threading.Lock()
+
+    @property
+    def active_count(self) -> int:
+        """Requests being answered, the one that asks included."""
+        return self._active_count
+
+    @property
+    def status(self) -> str:
+        """`DOWN` without a database, `OVERLOADED` when a full round of requests waits for a thread, else `OK`."""
+        if not self.is_database_reachable:
+            return "DOWN"
+        return "OVERLOADED" if self.read_queue_length() >= self.thread_count else "OK"
+
+    def count_request(self, change: int) -> None:
+        """Note that a request began (1) or ended (-1)."""
+        with self._lock:
+            self._active_count += change
+
+    def watch_database(self, engine: Engine) -> None:
+        """Learn from the connections that are made anyway; the periodic jobs make sure that there are some."""
+
+        @event.listens_for(engine, "connect")
+        def note_success(_connection: object, _record: object) -> None:
+            self.is_database_reachable = True
+
+        @event.listens_for(engine, "handle_error")
+        def note_failure(context: ExceptionContext) -> None:
+            if context.is_disconnect:
+                self.is_database_reachable = False

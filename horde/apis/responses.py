@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+"""What every response has in common: CORS, the node's name, the charset, and the fields a client asked for."""
+
+import json
+import socket
+from collections.abc import Callable
+
+from flask import Flask, Response, g, make_response, request
+from flask_restx import Api
+from flask_restx.mask import Mask, MaskError
+
+from horde.config import VERSION, Config
+from horde.exceptions import BadRequest
+
+JSON_TYPE = "application/json"
+ALLOWED_METHODS = "POST, GET, OPTIONS, PUT, DELETE, PATCH"
+ALLOWED_HEADERS = ", ".join(
+    [
+        "Accept",
+        "Content-Type",
+        "Content-Length",
+        "Accept-Encoding",
+        "X-CSRF-Token",
+        "apikey",
+        "Client-Agent",
+        "X-Fields",
+        "X-Forwarded-For",
+        "Proxied-For",
+        "Proxy-Authorization",
+        "Idempotency-Key",
+    ]
+)
+EXPOSED_HEADERS = ", ".join(["Horde-Node", "Retry-After", "X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset"])
+PREFLIGHT_SECONDS = 86400  # browsers ask again at the latest after this
+
+
+def write_json_with_standard_library(api: Api) -> None:
+    """Replace the writer of restx, which is another library wherever that happens to be installed."""
+
+    @api.representation(JSON_TYPE)
+    def write_json(data: object, status: int, headers: dict[str, str] | None = None) -> Response:
+        response = make_response(json.dumps(data, separators=(",", ":")), status)
+        response.headers.extend(headers or {})
+        return response
+
+
+def register_response_hooks(app: Flask, config: Config) -> None:
+    """Finish every response of `app`."""
+    app.before_request(parse_field_mask)
+    app.after_request(apply_field_mask)
+    app.after_request(build_header_writer(config))
+
+
+def answer_preflight() -> Response | None:
+    """204 with the route's methods for any OPTIONS on a route that exists; it needs no key and costs no rate limit."""
+    if request.method != "OPTIONS" or request.routing_exception is not None or request.url_rule is None:
+        return None
+    methods = sorted(request.url_rule.methods or ())
+    return Response(status=204, headers={"Allow": ", ".join(methods), "Access-Control-Max-Age": str(PREFLIGHT_SECONDS)})
+
+
+def parse_field_mask() -> None:
+    """Read `X-Fields` before the route acts: a malformed mask is a 400 without effect."""
+    text = request.headers.get("X-Fields", "").strip()
+    if not text:
+        return
+    try:
+        g.field_mask = Mask(text, skip=True)
+    except (MaskError, IndexError):  # restx trips over a lone bracket with an IndexError
+        raise BadRequest("X-Fields is no list of fields.") from None
+
+
+def apply_field_mask(response: Response) -> Response:
+    """Narrow a successful JSON answer to the fields of `X-Fields`, in each entry when it is a list."""
+    if "field_mask" not in g or response.mimetype != JSON_TYPE or not 200 <= response.status_code < 300:
+        return response
+    try:
+        narrowed = g.field_mask.apply(response.get_json())
+    except (MaskError, AttributeError):  # a mask for objects on a value that is none: leave the answer whole
+        return response
+    response.set_data(json.dumps(narrowed, separators=(",", ":")))
+    return response
+
+
+def build_header_writer(config: Config) -> Callable[[Response], Response]:
+    """A hook that writes the common headers of this node."""
+    node = f"{socket.gethostname()}:{config.port}:{VERSION}"
+
+    def write_common_headers(response: Response) -> Response:
+        headers = response.headers
+        headers["Access-Control-Allow-Origin"] = "*"
+        headers["Access-Control-Allow-Methods"] = ALLOWED_METHODS
+        headers["Access-Control-Allow-Headers"] = ALLOWED_HEADERS
+        headers["Access-Control-Expose-Headers"] = EXPOSED_HEADERS
+        headers["Horde-Node"] = node
+        if response.mimetype == JSON_TYPE:
+            headers["Content-Type"] = f"{JSON_TYPE}; charset=utf-8"
+        return response
+
+    return write_common_headers

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+"""create_app: the only place where the parts of the API are joined."""
+
+from types import ModuleType, TracebackType
+
+from flask import Flask
+from flask_restx import Api
+from opentelemetry.metrics import Observation
+from sqlalchemy.pool import QueuePool
+
+from horde import db, metrics, redis_ctrl
+from horde.apis.errors import register_error_handlers
+from horde.apis.node import NodeState
+from horde.apis.request_log import register_request_log
+from horde.apis.requests import (
+    CONFIG_EXTENSION,
+    RESOLVER_EXTENSION,
+    ResolveClientAddress,
+    check_storable_request,
+    get_client_address,
+)
+from horde.apis.responses import answer_preflight, register_response_hooks, write_json_with_standard_library
+from horde.apis.v2 import heartbeat
+from horde.config import VERSION, Config
+from horde.limiter import init_limiter
+
+RESOURCE_MODULES: tuple[ModuleType, ...] = (heartbeat,)
+"""Modules with a `register(api)` that adds their routes."""
+
+
+class HordeFlask(Flask):
+    """Flask without its own log of exceptions: they may quote prompts and keys, so `apis.errors` writes its own."""
+
+    def log_exception(self, exc_info: tuple[type, BaseException, TracebackType | None] | tuple[None, None, None]) -> None:
+        """Nothing: called by restx for every 5xx, refusals such as 503 included."""
+
+
+def ignore_proxied_for(peer_address: str, _proxied_for: str | None, _passkey: str | None) -> str:
+    """The peer, whatever it claims: the resolver of an application without accounts."""
+    return peer_address
+
+
+def create_app(
+    config: Config,
+    *,
+    resource_modules: tuple[ModuleType, ...] = RESOURCE_MODULES,
+    resolve_client_address: ResolveClientAddress = ignore_proxied_for,
+) -> Flask:
+    """The API application. Connects to the database and Redis lazily: nothing is asked before the first request."""
+    app = HordeFlask("horde", static_folder=None)
+    app.config.update(
+        RESTX_ERROR_404_HELP=False,  # it would list routes in every 404
+        RESTX_MASK_SWAGGER=False,  # X-Fields works on every route and is told once
+    )
+    app.url_map.merge_slashes = False  # else `//` is a redirect, and clients lose their body on it
+    app.url_map.strict_slashes = False
+    app.url_map.redirect_defaults = False
+
+    node = NodeState(config.server_threads)
+    app.extensions[CONFIG_EXTENSION] = config
+    app.extensions[RESOLVER_EXTENSION] = resolve_client_address
+    app.extensions[heartbeat.NODE_EXTENSION] = node
+
+    engine = db.connect(config)
+    node.watch_database(engine)
+    metrics.set_gauge_source("horde.db.pool_connections", lambda: observe_pool(engine.pool))
+    redis_ctrl.connect(config)
+
+    api = Api(
+        app,
+        version=VERSION,
+        title=f"{config.title} API",
+        description="X-Fields narrows any answer to the fields it lists.",
+        prefix="/api",
+        doc="/api/",
+        contact_email=config.contact_email or None,
+    )
+    write_json_with_standard_library(api)
+    register_error_handlers(app, api)
+    register_request_log(app, node)
+    app.before_request(answer_preflight)
+    app.before_request(check_storable_request)
+    init_limiter(app, config, get_client_address)
+    register_response_hooks(app, config)
+    for module in resource_modules:
+        module.register(api)
+    return app
+
+
+def observe_pool(pool: object) -> list[Observation]:
+    """Connections in use and idle."""
+    if not isinstance(pool, QueuePool):
+        return []
+    return [
+        Observation(pool.checkedout(), {"horde.state": "in_use"}),
+        Observation(pool.checkedin(), {"horde.state": "idle"}),
+    ]
