@@ -8,6 +8,7 @@ from uuid import UUID, uuid4
 from sqlalchemy import BigInteger, Boolean, DateTime, Float, ForeignKey, Index, Integer, String, Text, Uuid, func, select, text, update
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, Session, mapped_column
+from sqlalchemy.sql.elements import Grouping
 
 from horde.classes.base.processing_generation import ProcessingGeneration
 from horde.clock import utcnow
@@ -162,9 +163,9 @@ Index(
     "ix_waiting_prompts_queue_class",
     WaitingPrompt.wp_type,
     WaitingPrompt.queue_class,
-    QUEUE_RANK.desc(),
+    Grouping(QUEUE_RANK).desc(),  # an index takes an expression in brackets only
     WaitingPrompt.created,
     WaitingPrompt.id,
     postgresql_where=LIVE,
 )
-Index("ix_waiting_prompts_queue_user", WaitingPrompt.user_id, QUEUE_RANK.desc(), postgresql_where=LIVE)
+Index("ix_waiting_prompts_queue_user", WaitingPrompt.user_id, Grouping(QUEUE_RANK).desc(), postgresql_where=LIVE)

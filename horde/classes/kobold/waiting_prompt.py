@@ -4,7 +4,7 @@
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import CHAR, Boolean, Float, Index, Integer, String, Uuid
+from sqlalchemy import CHAR, Boolean, Float, Index, Integer, String, Text, Uuid
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -25,7 +25,7 @@ class TextWaitingPrompt(WaitingPrompt):
     operation_fingerprint: Mapped[str | None] = mapped_column(CHAR(64))
     context_adjustments: Mapped[list[dict[str, Any]] | None] = mapped_column(JSONB)
     chat_extras: Mapped[dict[str, Any] | None] = mapped_column(JSONB, deferred=True)
-    chat_required_features: Mapped[list[str] | None] = mapped_column(ARRAY(String))
+    chat_required_features: Mapped[list[str] | None] = mapped_column(ARRAY(Text))
     chat_conformance: Mapped[str] = mapped_column(String(16), default="strict")
     chat_tools_temperature: Mapped[float | None] = mapped_column(Float)
     chat_messages_offloaded: Mapped[bool] = mapped_column(Boolean, default=False)

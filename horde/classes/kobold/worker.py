@@ -14,7 +14,7 @@ from uuid import UUID
 
 from horde_sdk.generation_parameters.text.chat_policy import ChatFeature, ChatLimitField
 from horde_sdk.worker.chat_declaration import ChatImageTransport
-from sqlalchemy import Boolean, Float, Integer, String
+from sqlalchemy import Boolean, Float, Integer, String, Text
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -117,12 +117,12 @@ class TextWorker(Worker):
     max_context_length: Mapped[int] = mapped_column(Integer, default=2048, nullable=True)
     accepts_chat_jobs: Mapped[bool] = mapped_column(Boolean, default=False)
     accepts_prompt_jobs: Mapped[bool] = mapped_column(Boolean, default=True)
-    chat_features: Mapped[list[str] | None] = mapped_column(ARRAY(String))
+    chat_features: Mapped[list[str] | None] = mapped_column(ARRAY(Text))
     chat_max_context_length: Mapped[int | None] = mapped_column(Integer)
     chat_max_length: Mapped[int | None] = mapped_column(Integer)
     chat_model_id: Mapped[str | None] = mapped_column(String(255))
     chat_tools_max_temperature: Mapped[float | None] = mapped_column(Float)
-    image_transports: Mapped[list[str] | None] = mapped_column(ARRAY(String))
+    image_transports: Mapped[list[str] | None] = mapped_column(ARRAY(Text))
     nonconformant_replies: Mapped[int] = mapped_column(Integer, default=0)
 
     def is_check_in_due(self, now: datetime) -> bool:
@@ -131,7 +131,9 @@ class TextWorker(Worker):
             return True
         return (now - self.last_check_in).total_seconds() >= CHECK_IN_SECONDS
 
-    def check_in(self, *, now: datetime, ipaddr: str, bridge_agent: str, threads: int, nsfw: bool, limits: tuple[int, int]) -> bool:
+    def check_in(
+        self, *, now: datetime, ipaddr: str, bridge_agent: str, threads: int, nsfw: bool, limits: tuple[int, int]
+    ) -> bool:
         """Take what a pop says of the worker; True when the uptime since the last reward earns one.
 
         Flushed with the caller's transaction, which is committed before the queue is read. `limits` is the text
@@ -169,7 +171,11 @@ class TextWorker(Worker):
         if self.chat_model_id not in request.models:
             return ChatRefusal(reason=SkipReason.MODELS)
         missing = request.required_features - set(self.chat_features or ())
-        if request.has_images and ChatFeature.VISION.value not in missing and not IMAGE_TRANSPORTS & set(self.image_transports or ()):
+        if (
+            request.has_images
+            and ChatFeature.VISION.value not in missing
+            and not IMAGE_TRANSPORTS & set(self.image_transports or ())
+        ):
             missing = missing | {MISSING_IMAGE_TRANSPORTS}
         exceeded = self._exceeded_chat_limits(request)
         if missing:
