@@ -2,10 +2,11 @@
 """The command line of dev.py. Runs on Python 3.8, before .venv exists."""
 
 import argparse
+import os
 from typing import List
 
 DEFAULT_PORT = 7001
-DEFAULT_STATE = ".dev/run"
+DEFAULT_STATE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), ".dev", "run")
 
 # Everything behind these words belongs to pytest or to the benchmark, whatever it looks like.
 PASS_THROUGH_COMMANDS = ("test", "bench")
@@ -46,7 +47,13 @@ def build_parser() -> argparse.ArgumentParser:
 
 def add_state_option(parser: argparse.ArgumentParser) -> None:
     """The folder that tells one stack from another."""
-    parser.add_argument("--state", metavar="DIR", default=DEFAULT_STATE, help="where data, logs and run.json live (%(default)s)")
+    parser.add_argument(
+        "--state",
+        metavar="DIR",
+        type=os.path.abspath,
+        default=DEFAULT_STATE,
+        help="where data, logs and run.json live (.dev/run)",
+    )
 
 
 def needs_demo_model(arguments: argparse.Namespace) -> bool:

@@ -27,7 +27,6 @@ MOST_TEST_PROCESSES = 4  # each starts its own Redis and database; more gain lit
 def run(arguments: argparse.Namespace) -> int:
     """Run the command. Returns its exit code."""
     os.environ.update(QUIET_PLUGINS)
-    os.chdir(ROOT)
     match arguments.command:
         case "run":
             return stack.run(arguments)

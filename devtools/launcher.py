@@ -54,9 +54,10 @@ class Launcher:
                 child.wait_until(service.is_ready, START_SECONDS)
                 return
             except StartFailed:
+                was_silent = child.is_alive()  # a new attempt would be as silent, and as long
                 child.stop()
                 self.children.remove(child)
-                if attempt == START_ATTEMPTS:
+                if was_silent or attempt == START_ATTEMPTS:
                     raise
             time.sleep(0.5 * attempt)
             child = self.launch(service)

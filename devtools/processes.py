@@ -190,7 +190,9 @@ def wait_for_end(stamps: Mapping[int, str], seconds: float) -> list[int]:
 
 def raise_when_asked_to_stop() -> None:
     """From now on SIGTERM, SIGINT and SIGHUP raise Stopped in the main thread, once; what follows is for cleaning up."""
-    signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    signals = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup means it
+        signals.append(signal.SIGHUP)
 
     def stop(number: int, frame: FrameType | None) -> None:
         for each in signals:

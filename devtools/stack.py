@@ -1,11 +1,370 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
+"""``dev.py run`` and ``dev.py stop``: services, API, a small model and a worker, held together by one supervisor.
+
+The supervisor is the process of ``run`` itself, or with ``--detach`` one in the background. It holds a lock on the
+state folder while it lives, so a ``run.json`` that a killed stack left behind is never taken for a running one.
+"""
+
 import argparse
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
+
+from devtools.backend import DEMO_MODEL_NAME, Backend, find_demo_model
+from devtools.launcher import Launcher
+from devtools.processes import Child, StartFailed, Stopped, is_port_free, raise_when_asked_to_stop
+from devtools.services import ServiceAddresses, Services
+from devtools.state import load_secrets, make_state_folder, write_private
+
+ROOT = Path(__file__).resolve().parent.parent
+HORDE = Path(sys.executable).with_name("horde")
+
+WATCH_SECONDS = 0.5
+STOP_SECONDS = 60
+RESTART_PAUSE_SECONDS = 1
+MOST_RESTARTS = 5  # of one program; more is not bad luck but a fault to read in its log
+DEMO_KUDOS = 100000
+
+EXAMPLE_MESSAGES = [
+    # A model this small needs to be told, and a temperature of 0, to make sense.
+    {"role": "system", "content": "You are a helpful assistant. Answer briefly."},
+    {"role": "user", "content": "Name three fruits."},
+]
 
 
 def run(arguments: argparse.Namespace) -> int:
-    return 1
+    """Bring a stack up; in the foreground until Ctrl-C. Returns 1 when it does not come up."""
+    state = Path(arguments.state).resolve()
+    make_state_folder(state)
+    if arguments.detach:
+        return run_detached(state, arguments)
+    raise_when_asked_to_stop()
+    try:
+        with hold_state(state):
+            stack = Stack(state, arguments)
+            try:
+                stack.start()
+                stack.watch()
+            except Stopped:
+                say("Stopping ...")
+            finally:
+                stack.stop()
+    except StartFailed as error:
+        print(f"dev.py: {error}", file=sys.stderr, flush=True)
+        return 1
+    except Stopped:
+        return 0
+    say("Stopped.")
+    return 0
+
+
+def run_detached(state: Path, arguments: argparse.Namespace) -> int:
+    """Start the supervisor in the background and show what it says until it is ready."""
+    log = state / "logs" / "supervisor.log"
+    command = [sys.executable, str(ROOT / "dev.py"), "run", "--port", str(arguments.port), "--state", str(state)]
+    command += ["--no-worker"] if arguments.no_worker else []
+    command += ["--backend", arguments.backend] if arguments.backend else []
+    with log.open("wb") as output:
+        supervisor = subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
+    with log.open() as said:
+        try:
+            while (code := supervisor.poll()) is None and read_run_file(state).get("pid") != supervisor.pid:
+                sys.stdout.write(said.read())
+                sys.stdout.flush()
+                time.sleep(0.1)
+        except KeyboardInterrupt:
+            supervisor.terminate()
+            code = supervisor.wait()
+        sys.stdout.write(said.read())
+    if code is not None:
+        return code or 1
+    say(f"It goes on in the background. Stop it with: {describe_stop(state)}")
+    supervisor.returncode = 0  # it outlives us on purpose
+    return 0
 
 
 def stop(state: Path) -> int:
-    return 1
+    """Stop the stack of a state folder and wait for its end. 0 also when none runs."""
+    state = state.resolve()
+    if not state.exists():
+        say(f"Nothing runs in {state}.")
+        return 0
+    deadline = time.monotonic() + STOP_SECONDS
+    asked = False
+    while (holder := read_holder(state)) is not None:
+        if not asked:
+            os.kill(holder, signal.SIGTERM)
+            asked = True
+        if time.monotonic() > deadline:
+            print(f"dev.py: process {holder} does not stop", file=sys.stderr)
+            return 1
+        time.sleep(0.1)
+    # The supervisor may have been killed: its children end by themselves, and its file is stale.
+    for record in ("programs.json", "services.json"):
+        Launcher(state / record).wait_for_leftovers()
+    (state / "run.json").unlink(missing_ok=True)
+    say("Stopped." if asked else f"Nothing runs in {state}.")
+    return 0
+
+
+class Stack:
+    """Everything one supervisor runs."""
+
+    def __init__(self, state: Path, arguments: argparse.Namespace) -> None:
+        self.state = state
+        self.port = int(arguments.port)
+        self.with_worker = not arguments.no_worker
+        self.backend_url: str | None = arguments.backend and arguments.backend.rstrip("/").removesuffix("/v1")
+        self.services = Services(state, os.environ)
+        self.programs = Launcher(state / "programs.json")
+        self.secrets = load_secrets(state)
+        self.restarts: dict[str, int] = {}
+        self.facts: dict[str, Any] = {}
+
+    @property
+    def api_url(self) -> str:
+        """Where the API's routes begin."""
+        return f"http://127.0.0.1:{self.port}/api"
+
+    def start(self) -> None:
+        """Start all in order, each when what it needs answers; then write run.json. Raises StartFailed."""
+        started = time.monotonic()
+        (self.state / "run.json").unlink(missing_ok=True)
+        self.programs.wait_for_leftovers()
+        if not is_port_free(self.port):
+            raise StartFailed(f"port {self.port} is taken; choose another one with --port")
+        say("Starting the services ...")
+        addresses = self.services.start()
+        environment = self.build_environment(addresses)
+        say("Starting the API ...")
+        run_program([str(HORDE), "db", "migrate"], environment, self.state)
+        self.programs.launch_all([Api(self, environment)])
+        user = self.require_demo_user(environment)
+        self.facts = {
+            "api_url": self.api_url,
+            "front_url": None,
+            "key": user["api_key"],
+            "user": user["alias"],
+            "pid": os.getpid(),
+            **dataclasses.asdict(addresses),
+            "backend_url": self.backend_url,
+            "worker": None,
+            "model": None,
+            "logs": str(self.state / "logs"),
+        }
+        if self.with_worker:
+            self.start_worker(user["api_key"], environment)
+        say(f"Ready after {time.monotonic() - started:.0f} s.\n")
+        say(self.describe())
+        self.write_run_file()
+
+    def build_environment(self, addresses: ServiceAddresses) -> dict[str, str]:
+        """The settings of the project's processes; what the user has set already counts."""
+        defaults = {"HORDE_ENVIRONMENT": "development", "secret_key": self.secrets["secret_key"]}
+        return {**defaults, **os.environ, **addresses.build_environment()}
+
+    def require_demo_user(self, environment: dict[str, str]) -> dict[str, str]:
+        """{id, alias, api_key} of the user that owns the worker and makes the example request; made once per state."""
+        path = self.state / "demo-user.json"
+        if not path.exists():
+            words = [str(HORDE), "user", "create", "--username", "demo", "--trusted", "--kudos", str(DEMO_KUDOS)]
+            write_private(path, run_program(words, environment, self.state))
+        return {str(name): str(value) for name, value in json.loads(path.read_text()).items()}
+
+    def start_worker(self, key: str, environment: dict[str, str]) -> None:
+        """A backend, unless one is given, and the bridge that offers it; returns when the API lists its model."""
+        if self.backend_url is None:
+            say("Starting the small model ...")
+            backend = Backend(find_demo_model(), name=DEMO_MODEL_NAME, log=self.state / "logs" / "backend.log")
+            self.programs.launch_all([backend])
+            self.backend_url = backend.url
+        say("Starting the worker ...")
+        name = f"demo-worker-{self.secrets['token'][:6]}"
+        words = ["--api", self.api_url, "--key", key, "--backend", f"{self.backend_url}/v1", "--name", name]
+        worker = Worker(self, [str(HORDE), "bridge", *words], environment)
+        self.programs.launch_all([worker])
+        self.facts |= {"backend_url": self.backend_url, "worker": name, "model": worker.model}
+
+    def watch(self) -> None:
+        """Look after the children until Stopped is raised. One that ends is started again, a few times at most."""
+        while True:
+            time.sleep(WATCH_SECONDS)
+            for child in [*self.services.launcher.children, *self.programs.children]:
+                if not child.is_alive():
+                    self.restart(child)
+
+    def restart(self, child: Child) -> None:
+        """Start an ended child again, on its old port. Raises StartFailed when it did so too often."""
+        self.restarts[child.name] = self.restarts.get(child.name, 0) + 1
+        if self.restarts[child.name] > MOST_RESTARTS:
+            raise StartFailed(f"{child.name} keeps ending; the end of {child.log}:\n{child.read_log_tail()}")
+        say(f"{child.name} ended; starting it again.")
+        time.sleep(RESTART_PAUSE_SECONDS)
+        child.start()
+        for launcher in (self.services.launcher, self.programs):
+            launcher.write_record()
+        self.write_run_file()
+
+    def stop(self) -> None:
+        """Stop all, those first that use the others."""
+        (self.state / "run.json").unlink(missing_ok=True)
+        for child in reversed(self.programs.children):
+            child.stop()
+        self.programs.stop_all()
+        self.services.stop()
+
+    def write_run_file(self) -> None:
+        """What scripts need to know of a running stack. Private, since it holds keys."""
+        processes = {**self.services.launcher.list_process_ids(), **self.programs.list_process_ids()}
+        write_private(self.state / "run.json", json.dumps({**self.facts, "processes": processes}, indent=2) + "\n")
+
+    def describe(self) -> str:
+        """What a person needs: where things are, the key, and a first request to paste."""
+        lines = [
+            f"API        {self.api_url} (documentation at {self.api_url}/)",
+            f"Key        {self.facts['key']} (user {self.facts['user']})",
+            f"Logs       {self.facts['logs']}",
+            f"Addresses  {self.state / 'run.json'}",
+        ]
+        if self.facts["model"] is None:
+            worker = f"horde bridge --api {self.api_url} --key {self.facts['key']} --backend URL/v1 --name NAME"
+            lines += ["", "No worker runs. To offer an OpenAI-compatible backend of yours:", "", f"  {worker}"]
+        else:
+            lines += [f"Worker     {self.facts['worker']}, serving {self.facts['model']}", "", "A first chat:", ""]
+            lines += build_example(self.api_url, self.facts["key"], self.facts["model"])
+        return "\n".join([*lines, "", "Ctrl-C or this stops it: " + describe_stop(self.state)])
+
+
+@dataclass
+class Api:
+    """The API server."""
+
+    stack: Stack
+    environment: dict[str, str]
+
+    def build(self) -> Child:
+        """``horde serve`` on the chosen port."""
+        command = [str(HORDE), "serve", "--listen", "127.0.0.1", "--port", str(self.stack.port)]
+        return Child("api", command, self.stack.state / "logs" / "api.log", self.environment, self.stack.state)
+
+    def is_ready(self, child: Child) -> bool:
+        """Whether its heartbeat answers."""
+        return get_json(f"{self.stack.api_url}/v2/status/heartbeat") is not None
+
+
+@dataclass
+class Worker:
+    """The bridge. ``model`` is the name that the API lists once it is ready."""
+
+    stack: Stack
+    command: list[str]
+    environment: dict[str, str]
+    model: str | None = None
+
+    def build(self) -> Child:
+        """``horde bridge`` to the backend."""
+        return Child("worker", self.command, self.stack.state / "logs" / "worker.log", self.environment, self.stack.state)
+
+    def is_ready(self, child: Child) -> bool:
+        """Whether the API lists a model that somebody serves."""
+        served = get_json(f"{self.stack.api_url}/v2/status/models?type=text") or []
+        names = [str(model["name"]) for model in served if model.get("count", 0) >= 1]
+        self.model = names[0] if names else None
+        return self.model is not None
+
+
+def build_example(api_url: str, key: str, model: str) -> list[str]:
+    """Two commands for a shell: ask, then fetch the reply."""
+    body = json.dumps({"model": model, "messages": EXAMPLE_MESSAGES, "temperature": 0, "max_tokens": 64})
+    headers = f"-H 'Content-Type: application/json' -H {shlex.quote(f'apikey: {key}')}"
+    return [
+        f"  curl -s {api_url}/v2/generate/chat/async {headers} -d {shlex.quote(body)}",
+        "",
+        "It answers with an id; put it in place of ID until done is true:",
+        "",
+        f"  curl -s {api_url}/v2/generate/chat/status/ID",
+    ]
+
+
+def describe_stop(state: Path) -> str:
+    """The command that stops the stack of a state folder, as typed in this folder."""
+    return f"python3 dev.py stop --state {shlex.quote(str(state))}"
+
+
+@contextlib.contextmanager
+def hold_state(state: Path) -> Iterator[None]:
+    """Be the one supervisor of a state folder; the kernel lets go when the process ends. Raises StartFailed."""
+    with (state / "lock").open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise StartFailed(f"a stack runs in {state} already; stop it with: {describe_stop(state)}") from error
+        replace_text(lock, str(os.getpid()))
+        yield
+        replace_text(lock, "")
+
+
+def replace_text(file: IO[str], text: str) -> None:
+    """Write over a file that stays open (and locked)."""
+    file.truncate(0)
+    file.write(text)
+    file.flush()
+
+
+def read_holder(state: Path) -> int | None:
+    """Process id of the supervisor of a state folder, None when none lives."""
+    with (state / "lock").open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            text = lock.read()
+            return int(text) if text else None
+    return None
+
+
+def read_run_file(state: Path) -> dict[str, Any]:
+    """run.json, empty when there is none."""
+    try:
+        found = json.loads((state / "run.json").read_text())
+    except FileNotFoundError:
+        return {}
+    return dict(found)
+
+
+def run_program(command: Sequence[str], environment: dict[str, str], folder: Path) -> str:
+    """Run one of the project's commands to its end. Returns its stdout. Raises StartFailed with what it said."""
+    answer = subprocess.run(
+        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    if answer.returncode != 0:
+        raise StartFailed(f"`{shlex.join(command)}` ended with {answer.returncode}\n{answer.stdout}{answer.stderr}".rstrip())
+    return answer.stdout
+
+
+def get_json(url: str) -> Any:
+    """The answer of a GET, None unless it is 200."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return json.load(answer)
+    except (OSError, ValueError):
+        return None
+
+
+def say(line: str) -> None:
+    """Tell the person at the terminal, or the log that stands for it."""
+    print(line, flush=True)
