@@ -11,6 +11,7 @@ net under the rule, not a replacement for it.
 import json
 import logging
 import sys
+import traceback
 from datetime import UTC, datetime
 from typing import TextIO
 
@@ -70,6 +71,14 @@ def build_event_fields(record: logging.LogRecord) -> dict[str, object]:
         name: REDACTED if name.lower() in SECRET_FIELDS else value
         for name, value in vars(record).items()
         if name not in _STANDARD_ATTRIBUTES
+    }
+
+
+def build_failure_fields(error: BaseException) -> dict[str, str]:
+    """Return the class of an error and where it came from, without its text, which may quote a prompt, a key or a row."""
+    return {
+        "error_class": f"{type(error).__module__}.{type(error).__qualname__}",
+        "stack": "".join(traceback.format_tb(error.__traceback__)),
     }
 
 

@@ -8,6 +8,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from urllib.parse import urlsplit, urlunsplit
 
 from redis import Redis
@@ -173,6 +174,21 @@ def delete(*keys: str, database: int = cache_db) -> None:
     """Forget keys; missing ones are fine. Raises RedisUnavailable."""
     if keys:
         call(database, lambda client: client.delete(*keys))
+
+
+def get_counter(key: str, database: int = cache_db) -> int | None:
+    """What `increment_counter` counted, 0 when nothing did; None while Redis is away."""
+    try:
+        text = get_text(key, database)
+    except RedisUnavailable:
+        return None
+    return int(text) if text is not None and text.isdecimal() else 0
+
+
+def increment_counter(key: str, database: int = cache_db) -> None:
+    """Count one. Best effort."""
+    with suppress(RedisUnavailable):
+        call(database, lambda client: client.incr(key))
 
 
 def run_script(script: str, keys: Sequence[str], arguments: Sequence[str | int | float], database: int) -> object:

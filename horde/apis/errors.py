@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """Every failure of the API as JSON: refusals with their code, the framework's own, and what nobody foresaw."""
 
-import traceback
 from typing import Any
 
 from flask import Flask, request
@@ -9,7 +8,7 @@ from flask_restx import Api
 from werkzeug.exceptions import HTTPException
 
 from horde.exceptions import HordeError
-from horde.logger import get_logger
+from horde.logger import build_failure_fields, get_logger
 from horde.return_codes import ReturnCode
 
 logger = get_logger(__name__)
@@ -69,8 +68,7 @@ def answer_unexpected(error: Exception) -> Answer:
         extra={
             "method": request.method,
             "route": str(request.url_rule) if request.url_rule else None,
-            "error_class": f"{type(error).__module__}.{type(error).__qualname__}",
-            "stack": "".join(traceback.format_tb(error.__traceback__)),
+            **build_failure_fields(error),
         },
     )
     return {"message": INTERNAL_SERVER_ERROR}, 500, {}

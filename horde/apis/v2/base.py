@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+"""The status routes: models, figures and modes of the horde."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from enum import StrEnum
+from typing import Any
+
+from flask import request
+from flask_restx import Api, Resource
+from pydantic import Field
+
+from horde import chat_signal, clock
+from horde.apis.bodies import Body, Query, read_body, read_query
+from horde.apis.models.base import build_active_model, build_horde_modes, build_horde_performance
+from horde.apis.requests import find_api_key, get_config, require_api_key
+from horde.chat_signal import ChatEvent
+from horde.database.caches import TimedCache
+from horde.database.stats import (
+    ModelFigures,
+    compute_model_figures,
+    get_horde_modes,
+    get_model_figures,
+    get_totals,
+    set_horde_modes,
+    stop_waiting_requests,
+)
+from horde.database.text_functions import ChatModelOffer, get_chat_model_offers
+from horde.database.users import Caller, find_caller
+from horde.db import retry_deadlocks, transaction
+from horde.exceptions import BadRequest, Forbidden, NotFound, Unauthorized
+from horde.limiter import limit_modes
+from horde.model_reference import is_known_text_model
+from horde.return_codes import ReturnCode
+
+MODEL_LIST_SECONDS = 2.0
+MODEL_SECONDS = 1.0
+HIDDEN_MODEL = "horde_special"  # models with this in their name serve by invitation and are not advertised
+MAX_CACHED_QUERIES = 200
+
+type Entry = dict[str, Any]
+
+
+class ModelState(StrEnum):
+    """Which models a list holds: all, those of the reference, or the others."""
+
+    ALL = "all"
+    KNOWN = "known"
+    CUSTOM = "custom"
+
+
+class ModelType(StrEnum):
+    """Kinds of models; this horde serves text."""
+
+    IMAGE = "image"
+    TEXT = "text"
+    INTERROGATION = "interrogation"
+
+
+class ModelsQuery(Query):
+    """The query string of the model list."""
+
+    type: ModelType = ModelType.IMAGE
+    min_count: int | None = None
+    max_count: int | None = None
+    model_state: ModelState = ModelState.ALL
+    chat: bool = False
+
+
+class ModesBody(Body):
+    """What a request to change the modes may set."""
+
+    maintenance_mode: bool | None = None
+    invite_only_mode: bool | None = None
+    raid_mode: bool | None = None
+
+
+_model_lists = TimedCache[ModelsQuery, list[Entry]](MODEL_LIST_SECONDS, max_entries=MAX_CACHED_QUERIES)
+_single_models = TimedCache[str, dict[str, ModelFigures]](MODEL_SECONDS, max_entries=1)
+
+
+class Models(Resource):
+    """The models that workers serve."""
+
+    def get(self) -> list[Entry]:
+        """List models with their workers and queues; `chat=true` lists what chat workers offer."""
+        query = read_query(ModelsQuery)
+        if query.chat and query.type is not ModelType.TEXT:
+            raise BadRequest("chat=true lists text models: send it with type=text.")
+        if query.type is not ModelType.TEXT:
+            return []
+        return _model_lists.get(query, lambda: self.list_models(query))
+
+    def list_models(self, query: ModelsQuery) -> list[Entry]:
+        """The entries of a text list, read anew."""
+        now = clock.utcnow()
+        with transaction() as session:
+            figures = get_model_figures(session, now)
+            offers = get_chat_model_offers(session, now) if query.chat else {}
+            if not offers.keys() <= figures.keys():  # a worker came since the list was made
+                figures = compute_model_figures(session, now)
+        entries = [build_entry(model) for model in figures.values() if is_listed(model, query)]
+        return self.add_chat_offers(entries, offers) if query.chat else entries
+
+    def add_chat_offers(self, entries: list[Entry], offers: Mapping[str, ChatModelOffer]) -> list[Entry]:
+        """The entries of models that an online chat worker serves, each with its `chat` object."""
+        return [
+            {**entry, "chat": {**asdict(offer), "features": list(offer.features)}}
+            for entry in entries
+            if (offer := offers.get(entry["name"])) is not None
+        ]
+
+
+class Model(Resource):
+    """One model."""
+
+    def get(self, model_name: str) -> list[Entry]:
+        """The model in a list of one, if a worker serves it or the reference lists it."""
+        figures = _single_models.get("", read_model_figures)
+        model = figures.get(model_name, ModelFigures(name=model_name))
+        if not model.is_served and not is_known_text_model(model_name):
+            raise NotFound(f"Model '{model_name}' not found.", ReturnCode.MODEL_NOT_FOUND)
+        return [build_entry(model)]
+
+
+class HordePerformance(Resource):
+    """The horde in numbers."""
+
+    def get(self) -> Entry:
+        """Queues, workers and the work of the last minute. This horde takes no image or alchemy work: those are 0."""
+        with transaction() as session:
+            totals = get_totals(session, clock.utcnow())
+        return {
+            "queued_requests": 0,
+            "queued_megapixelsteps": 0,
+            "queued_forms": 0,
+            "worker_count": 0,
+            "thread_count": 0,
+            "interrogator_count": 0,
+            "interrogator_thread_count": 0,
+            "past_minute_megapixelsteps": 0,
+            **asdict(totals),
+        }
+
+
+class Modes(Resource):
+    """The switches of the horde."""
+
+    @limit_modes
+    def get(self) -> Entry:
+        """The modes; raid mode only with a moderator's key."""
+        with transaction() as session:
+            modes = get_horde_modes(session)
+            caller = find_caller(session, find_api_key())
+        answer = {"maintenance_mode": modes.maintenance, "invite_only_mode": modes.invite_only}
+        if caller is not None and caller.is_moderator:
+            answer["raid_mode"] = modes.raid
+        return answer
+
+    @limit_modes
+    def put(self) -> Entry:
+        """Set modes: maintenance as an admin, the others as a moderator. Answers with what was set."""
+        body = read_body(ModesBody)
+        api_key = require_api_key()
+        with transaction() as session:
+            caller = find_caller(session, api_key)
+            if caller is None:
+                raise Unauthorized("No user with this API key.", ReturnCode.INVALID_API_KEY)
+            changes = body.model_dump(exclude_none=True)
+            check_may_set_modes(caller, changes, get_config().admins)
+            set_horde_modes(session, {name.removesuffix("_mode"): value for name, value in changes.items()})
+        if body.maintenance_mode:
+            end_waiting_requests()
+        return changes
+
+
+def check_may_set_modes(caller: Caller, changes: Mapping[str, bool], admins: tuple[str, ...]) -> None:
+    """Refuse changes the caller may not make: Forbidden, or BadRequest when there are none."""
+    if "maintenance_mode" in changes and caller.alias not in admins:
+        raise Forbidden("Only an admin can set the maintenance mode of the horde.", ReturnCode.NOT_ADMIN)
+    if changes.keys() - {"maintenance_mode"} and not caller.is_moderator:
+        raise Forbidden("Only a moderator can set this mode of the horde.", ReturnCode.NOT_MODERATOR)
+    if not changes:
+        raise BadRequest("No mode was selected.", ReturnCode.NO_HORDE_MOD_SELECTED)
+
+
+def end_waiting_requests() -> None:
+    """End every waiting request, batch by batch, and tell those who wait for a chat request."""
+    while True:
+        stopped = retry_deadlocks(_stop_batch)
+        if not stopped:
+            return
+        for ended in stopped:
+            if ended.is_chat:
+                chat_signal.publish_chat_event(ended.id, ChatEvent.CANCELLED, ended.generations)
+
+
+def read_model_figures() -> dict[str, ModelFigures]:
+    """The figures of all models by name."""
+    with transaction() as session:
+        return get_model_figures(session, clock.utcnow())
+
+
+def is_listed(model: ModelFigures, query: ModelsQuery) -> bool:
+    """Whether a list shows the model."""
+    if not model.is_served or HIDDEN_MODEL in model.name:
+        return False
+    if query.min_count is not None and model.count < query.min_count:
+        return False
+    if query.max_count is not None and model.count > query.max_count:
+        return False
+    if query.model_state is ModelState.ALL:
+        return True
+    return is_known_text_model(model.name) == (query.model_state is ModelState.KNOWN)
+
+
+def build_entry(model: ModelFigures) -> Entry:
+    """The model as the API shows it."""
+    return {
+        "performance": model.performance,
+        "queued": model.queued,
+        "jobs": model.jobs,
+        "eta": model.eta,
+        "type": ModelType.TEXT.value,
+        "name": model.name,
+        "count": model.count,
+    }
+
+
+def _stop_batch() -> Any:
+    with transaction() as session:
+        return stop_waiting_requests(session, clock.utcnow())
+
+
+def register(api: Api) -> None:
+    """Add the routes."""
+    for resource, path in (
+        (Models, "/v2/status/models"),
+        (Model, "/v2/status/models/<path:model_name>"),
+        (HordePerformance, "/v2/status/performance"),
+        (Modes, "/v2/status/modes"),
+    ):
+        api.add_resource(resource, path)
