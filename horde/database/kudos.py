@@ -299,7 +299,7 @@ _AUDIT_HOLDS = text(
     )
     SELECT 'hold_consumed' AS kind, business_id AS subject, coalesce(total, 0)::text AS expected, consumed::text AS found
     FROM kudos_reservations LEFT JOIN spent ON spent.reservation_id = business_id
-    WHERE consumed <> coalesce(total, 0)
+    WHERE active AND consumed <> coalesce(total, 0)
     UNION ALL SELECT 'hold_without_request', business_id, 'released', 'active'
     FROM kudos_reservations
     WHERE active AND business_id LIKE 'upfront:%'
