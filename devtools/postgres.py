@@ -34,7 +34,7 @@ class Postgres:
         self.password = password
         self.durable = durable
         self.account = find_unprivileged_account()
-        self.external = OPEN_PLACE / f"horde-dev-{token}"
+        self.external = get_external_folder(token)
         reachable = self.account is None or self.account.can("x", state)
         self.folder = (state if reachable else self.external) / "postgres"
         self.port = 0
@@ -71,10 +71,6 @@ class Postgres:
         except OSError:
             return False
         return len(lines) >= 8 and lines[0].strip() == str(child.pid) and lines[7].strip() == "ready"
-
-    def remove(self) -> None:
-        """Delete what lies outside the state folder."""
-        shutil.rmtree(self.external, ignore_errors=True)
 
     def make_folder(self) -> None:
         """The account's own folder, closed to all others."""
@@ -122,6 +118,16 @@ class Postgres:
             return
         if read_start_stamp(process_id) is None:
             lock.unlink(missing_ok=True)
+
+
+def get_external_folder(token: str) -> Path:
+    """Where the data of a state folder lies when the account cannot enter that folder."""
+    return OPEN_PLACE / f"horde-dev-{token}"
+
+
+def remove_external_data(token: str) -> None:
+    """Delete the data of a state folder that lies outside it."""
+    shutil.rmtree(get_external_folder(token), ignore_errors=True)
 
 
 def build_postgres_environment() -> dict[str, str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from devtools.launcher import Launcher, Service
-from devtools.postgres import Postgres
+from devtools.postgres import Postgres, remove_external_data
 from devtools.processes import StartFailed
 from devtools.s3 import Store
 from devtools.state import load_secrets
@@ -55,7 +55,6 @@ class Services:
         self.environment = environment
         self.durable = durable
         self.launcher = Launcher(self.state / "services.json")
-        self.postgres: Postgres | None = None
 
     def start(self) -> ServiceAddresses:
         """Start what the environment does not provide and wait until each really works.
@@ -65,7 +64,7 @@ class Services:
         known = load_secrets(self.state)
         self.launcher.wait_for_leftovers()
         bucket = self.environment.get("R2_SOURCE_IMAGE_BUCKET", BUCKET)
-        weed = valkey = None
+        weed = valkey = postgres = None
         services: list[Service] = []
         # The store is the slowest, so it comes up while the database is made.
         if "S3_ENDPOINT" not in self.environment:
@@ -74,8 +73,8 @@ class Services:
         if "REDIS_URL" not in self.environment:
             services.append(valkey := Valkey(self.state, password=known["redis_password"], durable=self.durable))
         if "DATABASE_URL" not in self.environment:
-            self.postgres = Postgres(self.state, password=known["postgres_password"], token=known["token"], durable=self.durable)
-            services.append(self.postgres)
+            postgres = Postgres(self.state, password=known["postgres_password"], token=known["token"], durable=self.durable)
+            services.append(postgres)
         try:
             self.launcher.launch_all(services)
         except BaseException:
@@ -85,7 +84,7 @@ class Services:
         if weed is None:
             store.make_bucket(bucket)  # best effort: the keys may not be allowed to, and it may exist
         return ServiceAddresses(
-            database_url=self.postgres.url if self.postgres else self.environment["DATABASE_URL"],
+            database_url=postgres.url if postgres else self.environment["DATABASE_URL"],
             redis_url=valkey.url if valkey else self.environment["REDIS_URL"],
             s3_endpoint=store.endpoint,
             s3_access_key=store.access_key,
@@ -99,8 +98,8 @@ class Services:
 
     def remove(self) -> None:
         """Delete all data of a stopped, throw-away set."""
-        if self.postgres is not None:
-            self.postgres.remove()
+        if (self.state / "secrets.json").exists():
+            remove_external_data(load_secrets(self.state)["token"])
         shutil.rmtree(self.state, ignore_errors=True)
 
     def read_store(self) -> Store:
