@@ -6,9 +6,7 @@ from dataclasses import asdict
 from enum import StrEnum
 from typing import Any
 
-from flask import request
-from flask_restx import Api, Resource
-from pydantic import Field
+from flask_restx import Api, Namespace, Resource
 
 from horde import chat_signal, clock
 from horde.apis.bodies import Body, Query, read_body, read_query
@@ -34,7 +32,6 @@ from horde.model_reference import is_known_text_model
 from horde.return_codes import ReturnCode
 
 MODEL_LIST_SECONDS = 2.0
-MODEL_SECONDS = 1.0
 HIDDEN_MODEL = "horde_special"  # models with this in their name serve by invitation and are not advertised
 MAX_CACHED_QUERIES = 200
 
@@ -76,12 +73,28 @@ class ModesBody(Body):
 
 
 _model_lists = TimedCache[ModelsQuery, list[Entry]](MODEL_LIST_SECONDS, max_entries=MAX_CACHED_QUERIES)
-_single_models = TimedCache[str, dict[str, ModelFigures]](MODEL_SECONDS, max_entries=1)
+
+namespace = Namespace("status", description="What the horde does now.", path="/v2/status")
+active_model = build_active_model(namespace)
+horde_performance = build_horde_performance(namespace)
+horde_modes = build_horde_modes(namespace)
 
 
+@namespace.route("/models")
 class Models(Resource):
     """The models that workers serve."""
 
+    @namespace.doc(
+        params={
+            "type": {"in": "query", "enum": [*ModelType], "default": "image"},
+            "min_count": {"in": "query", "type": "integer", "description": "Leave out models with fewer threads."},
+            "max_count": {"in": "query", "type": "integer", "description": "Leave out models with more threads."},
+            "model_state": {"in": "query", "enum": [*ModelState], "default": "all"},
+            "chat": {"in": "query", "type": "boolean", "description": "List what chat workers offer; needs type=text."},
+        }
+    )
+    @namespace.response(200, "The models", [active_model])
+    @namespace.response(400, "BadRequest")
     def get(self) -> list[Entry]:
         """List models with their workers and queues; `chat=true` lists what chat workers offer."""
         query = read_query(ModelsQuery)
@@ -97,7 +110,7 @@ class Models(Resource):
         with transaction() as session:
             figures = get_model_figures(session, now)
             offers = get_chat_model_offers(session, now) if query.chat else {}
-            if not offers.keys() <= figures.keys():  # a worker came since the list was made
+            if any(name not in figures or not figures[name].is_served for name in offers):  # a worker came since
                 figures = compute_model_figures(session, now)
         entries = [build_entry(model) for model in figures.values() if is_listed(model, query)]
         return self.add_chat_offers(entries, offers) if query.chat else entries
@@ -111,21 +124,27 @@ class Models(Resource):
         ]
 
 
+@namespace.route("/models/<path:model_name>")
 class Model(Resource):
-    """One model."""
+    """One model; its name may hold slashes, raw or encoded."""
 
+    @namespace.response(200, "The model", [active_model])
+    @namespace.response(404, "ModelNotFound")
     def get(self, model_name: str) -> list[Entry]:
         """The model in a list of one, if a worker serves it or the reference lists it."""
-        figures = _single_models.get("", read_model_figures)
+        with transaction() as session:
+            figures = get_model_figures(session, clock.utcnow())
         model = figures.get(model_name, ModelFigures(name=model_name))
         if not model.is_served and not is_known_text_model(model_name):
             raise NotFound(f"Model '{model_name}' not found.", ReturnCode.MODEL_NOT_FOUND)
         return [build_entry(model)]
 
 
+@namespace.route("/performance")
 class HordePerformance(Resource):
     """The horde in numbers."""
 
+    @namespace.response(200, "The figures", horde_performance)
     def get(self) -> Entry:
         """Queues, workers and the work of the last minute. This horde takes no image or alchemy work: those are 0."""
         with transaction() as session:
@@ -143,9 +162,12 @@ class HordePerformance(Resource):
         }
 
 
+@namespace.route("/modes")
 class Modes(Resource):
     """The switches of the horde."""
 
+    @namespace.doc(params={"apikey": {"in": "header", "description": "A moderator's key shows raid mode too."}})
+    @namespace.response(200, "The modes", horde_modes)
     @limit_modes
     def get(self) -> Entry:
         """The modes; raid mode only with a moderator's key."""
@@ -157,6 +179,11 @@ class Modes(Resource):
             answer["raid_mode"] = modes.raid
         return answer
 
+    @namespace.doc(params={"apikey": {"in": "header", "required": True}}, body=horde_modes)
+    @namespace.response(200, "What was set", horde_modes)
+    @namespace.response(400, "NoHordeModSelected")
+    @namespace.response(401, "InvalidAPIKey")
+    @namespace.response(403, "NotAdmin, NotModerator")
     @limit_modes
     def put(self) -> Entry:
         """Set modes: maintenance as an admin, the others as a moderator. Answers with what was set."""
@@ -195,12 +222,6 @@ def end_waiting_requests() -> None:
                 chat_signal.publish_chat_event(ended.id, ChatEvent.CANCELLED, ended.generations)
 
 
-def read_model_figures() -> dict[str, ModelFigures]:
-    """The figures of all models by name."""
-    with transaction() as session:
-        return get_model_figures(session, clock.utcnow())
-
-
 def is_listed(model: ModelFigures, query: ModelsQuery) -> bool:
     """Whether a list shows the model."""
     if not model.is_served or HIDDEN_MODEL in model.name:
@@ -234,10 +255,4 @@ def _stop_batch() -> Any:
 
 def register(api: Api) -> None:
     """Add the routes."""
-    for resource, path in (
-        (Models, "/v2/status/models"),
-        (Model, "/v2/status/models/<path:model_name>"),
-        (HordePerformance, "/v2/status/performance"),
-        (Modes, "/v2/status/modes"),
-    ):
-        api.add_resource(resource, path)
+    api.add_namespace(namespace)

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+"""Answers kept for a few seconds: in this process, and shared through Redis while there is one.
+
+Whatever is kept here can be computed again from the database, so losing it costs a query.
+"""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+from horde import redis_ctrl
+from horde.redis_ctrl import RedisUnavailable
+
+_caches: list["TimedCache[object, object]"] = []  # every cache of the process, so that tests can start without them
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry[V]:
+    value: V
+    expires_at: float
+
+
+class TimedCache[K: Hashable, V]:
+    """Values by key for `lifetime_seconds`. One thread computes a value while others take the old one or wait.
+
+    An old value is handed out for at most one more lifetime, and only while somebody computes the new one.
+    """
+
+    def __init__(self, lifetime_seconds: float, *, max_entries: int = 1000, clock: Callable[[], float] = time.monotonic) -> None:
+        self._lifetime_seconds, self._max_entries, self._clock = lifetime_seconds, max_entries, clock
+        self._entries: OrderedDict[K, _Entry[V]] = OrderedDict()
+        self._computing: dict[K, threading.Lock] = {}
+        self._lock = threading.Lock()
+        self._version = 0  # moves when something is forgotten: what was computed before must not be kept after
+        _caches.append(self)  # type: ignore[arg-type]
+
+    def get(self, key: K, compute: Callable[[], V]) -> V:
+        """The value of `key`; what `compute` raises reaches the caller and is not kept."""
+        entry = self._entries.get(key)
+        now = self._clock()
+        if entry is not None and now < entry.expires_at:
+            return entry.value
+        with self._lock:
+            turn = self._computing.setdefault(key, threading.Lock())
+        is_recent = entry is not None and now < entry.expires_at + self._lifetime_seconds
+        if not turn.acquire(blocking=not is_recent):
+            assert entry is not None
+            return entry.value
+        try:
+            return self._get_or_compute(key, compute)
+        finally:
+            with self._lock:
+                self._computing.pop(key, None)
+            turn.release()
+
+    def forget(self, key: K) -> None:
+        """Compute `key` again when it is next asked for."""
+        with self._lock:
+            self._version += 1
+            self._entries.pop(key, None)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._version += 1
+            self._entries.clear()
+
+    def _get_or_compute(self, key: K, compute: Callable[[], V]) -> V:
+        entry = self._entries.get(key)  # the thread that was waited for may have brought it
+        if entry is not None and self._clock() < entry.expires_at:
+            return entry.value
+        version = self._version
+        value = compute()
+        with self._lock:
+            if version == self._version:
+                self._entries[key] = _Entry(value, self._clock() + self._lifetime_seconds)
+                self._entries.move_to_end(key)
+                while len(self._entries) > self._max_entries:
+                    self._entries.popitem(last=False)
+        return value
+
+
+def clear_all() -> None:
+    """Forget what this process keeps, as between two tests."""
+    for cache in _caches:
+        cache.clear()
+
+
+def read_shared(key: str) -> object | None:
+    """What any process shared under `key`; None when there is nothing, or no Redis."""
+    try:
+        return redis_ctrl.get_json(key)
+    except RedisUnavailable:
+        return None
+
+
+def write_shared(key: str, value: object, ttl_seconds: float) -> None:
+    """Share a JSON value. Best effort: readers do without it."""
+    try:
+        redis_ctrl.set_json(key, value, ttl_seconds)
+    except RedisUnavailable:
+        return
+
+
+def forget_shared(*keys: str) -> None:
+    """Withdraw shared values. Best effort: without Redis nobody can read them either, and they expire."""
+    try:
+        redis_ctrl.delete(*keys)
+    except RedisUnavailable:
+        return

@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+"""Workers as the API shows them, and what their owners and moderators may change."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import DateTime, String, Text, Uuid, column, delete, exists, func, or_, select, table
+from sqlalchemy.dialects.postgresql import aggregate_order_by
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from horde.classes.base.processing_generation import ProcessingGeneration
+from horde.classes.base.user import User, UserRole, UserRoleTypes
+from horde.classes.base.worker import SPEED_BASELINE, WorkerModel, WorkerStats, is_online
+from horde.classes.kobold.worker import TextWorker
+from horde.database.caches import TimedCache, forget_shared, read_shared, write_shared
+from horde.database.text_functions import online_since
+from horde.exceptions import BadRequest, Locked, NotFound
+from horde.return_codes import ReturnCode
+
+PUBLIC, OWNER, MODERATOR = 0, 1, 2  # how much of a worker a caller sees
+
+DETAILS_KEY_TTL_SECONDS = 30
+DETAILS_SECONDS = 1.0  # a process's own copy is short, so that a change made on another node shows
+WORKERS_KEY = "worker_cache"
+WORKERS_KEY_TTL_SECONDS = 300
+WORKERS_REBUILD_SECONDS = 30.0
+SHARED_READ_SECONDS = 2.0
+
+NO_SAMPLES = "No requests fulfilled yet"
+_OWNER_KEYS = frozenset({"owner", "messages"})
+_MODERATOR_KEYS = frozenset({"paused", "suspicious", "ipaddr", "contact"})
+
+# Tables of parts this horde only shows.
+_teams = table("teams", column("id", Uuid()), column("name", String()))
+_suspicions = table("worker_suspicions", column("worker_id", Uuid()))
+_messages = table(
+    "worker_messages",
+    column("id", Uuid()),
+    column("worker_id", Uuid()),
+    column("message", Text()),
+    column("origin", String()),
+    column("expiry", DateTime()),
+)
+
+# Unmistakable slurs and obscenities only: a name that merely looks odd is its owner's business.
+_PROFANE_WORDS = frozenset(
+    {"asshole", "bitch", "cunt", "dickhead", "faggot", "faggots", "fuck", "fucker", "fucking", "kike", "kikes"}
+    | {"motherfucker", "nigga", "nigger", "niggers", "shit", "tranny", "whore"}
+)
+_LETTER_FOR_DIGIT = str.maketrans("013457@$", "oleastas")
+_WORD = re.compile(r"[^\W_]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRecord:
+    """A worker as a moderator sees it, and what decides who else sees how much of it."""
+
+    owner_id: int
+    is_public: bool  # the owner shows who runs it
+    details: dict[str, Any]
+
+
+_details = TimedCache[UUID | str, WorkerRecord | None](DETAILS_SECONDS)
+_lists = TimedCache[None, list[WorkerRecord]](SHARED_READ_SECONDS)
+_computed_lists = TimedCache[None, list[WorkerRecord]](WORKERS_REBUILD_SECONDS)
+
+
+def parse_id(text: str) -> UUID | None:
+    """The id in its canonical form; None for anything else, which is an id that nothing has."""
+    try:
+        parsed = UUID(text)
+    except ValueError:
+        return None
+    return parsed if str(parsed) == text.lower() else None
+
+
+def is_profane(text: str) -> bool:
+    """Whether one of the words of a text is a slur or obscenity, digits for letters included."""
+    plain = text.casefold().translate(_LETTER_FOR_DIGIT)
+    return any(word in _PROFANE_WORDS for word in _WORD.findall(plain))
+
+
+def find_worker_record(session: Session, worker_id: UUID, now: datetime) -> WorkerRecord | None:
+    """The text worker with this id, online or not; at most 30 s old. None when there is none."""
+
+    def read() -> WorkerRecord | None:
+        key = _get_details_key(worker_id)
+        shared = read_shared(key)
+        if isinstance(shared, dict):
+            return WorkerRecord(**shared)
+        records = _read_records(session, now, TextWorker.id == worker_id)
+        if not records:
+            return None
+        write_shared(key, _dump(records[0]), DETAILS_KEY_TTL_SECONDS)
+        return records[0]
+
+    return _details.get(worker_id, read)
+
+
+def find_worker_record_by_name(session: Session, name: str, now: datetime) -> WorkerRecord | None:
+    """The text worker with exactly this name. None when there is none."""
+
+    def read() -> WorkerRecord | None:
+        worker_id = session.scalar(select(TextWorker.id).where(TextWorker.name == name))
+        return None if worker_id is None else find_worker_record(session, worker_id, now)
+
+    return _details.get(name, read)
+
+
+def get_online_worker_records(session: Session, now: datetime) -> list[WorkerRecord]:
+    """Every online text worker, oldest first; about half a minute old."""
+
+    def read() -> list[WorkerRecord]:
+        shared = read_shared(WORKERS_KEY)
+        if isinstance(shared, list):
+            return [WorkerRecord(**record) for record in shared]
+        return _computed_lists.get(None, lambda: compute_online_worker_records(session, now))
+
+    return _lists.get(None, read)
+
+
+def compute_online_worker_records(session: Session, now: datetime) -> list[WorkerRecord]:
+    """Every online text worker as stored, oldest first."""
+    return _read_records(session, now, TextWorker.last_check_in >= online_since(now))
+
+
+def publish_online_worker_records(records: Sequence[WorkerRecord]) -> None:
+    """Share the list with every process. Best effort."""
+    write_shared(WORKERS_KEY, [_dump(record) for record in records], WORKERS_KEY_TTL_SECONDS)
+
+
+def narrow_details(record: WorkerRecord, privilege: int) -> dict[str, Any]:
+    """The details a caller of this privilege sees."""
+    hidden: frozenset[str] = frozenset()
+    if privilege < MODERATOR:
+        hidden |= _MODERATOR_KEYS
+    if privilege < OWNER and not record.is_public:
+        hidden |= _OWNER_KEYS
+    return {key: value for key, value in record.details.items() if key not in hidden}
+
+
+def forget_worker_details(worker_id: UUID, *names: str) -> None:
+    """Show a changed worker as it is now; other processes follow within a second. Call it after the commit."""
+    forget_shared(_get_details_key(worker_id))
+    _details.forget(worker_id)
+    for name in names:
+        _details.forget(name)
+
+
+def describe_performance(speed: float) -> str:
+    """A worker's speed in words; clients cut the unit off."""
+    return NO_SAMPLES if speed == SPEED_BASELINE else f"{round(speed, 1)} tokens per second"
+
+
+def require_worker(session: Session, worker_id: str) -> TextWorker:
+    """The text worker with this id, to be changed. Errors: NotFound."""
+    parsed = parse_id(worker_id)
+    worker = None if parsed is None else session.get(TextWorker, parsed)
+    if worker is None:
+        raise NotFound(f"Worker with ID '{worker_id}' not found.", ReturnCode.WORKER_NOT_FOUND)
+    return worker
+
+
+def rename_worker(session: Session, worker: TextWorker, name: str) -> None:
+    """Give a worker a name no other worker of any kind has. Errors: BadRequest when one has it."""
+    previous = worker.name
+    try:
+        with session.begin_nested():
+            worker.name = name
+    except IntegrityError:
+        worker.name = previous
+        raise BadRequest(f"The name '{name}' is taken by another worker.", ReturnCode.WORKER_NAME_ALREADY_EXISTS) from None
+
+
+def find_team_name(session: Session, team_id: UUID) -> str | None:
+    """The name of a team; None when there is no such team."""
+    return session.scalar(select(_teams.c.name).where(_teams.c.id == team_id))
+
+
+def delete_worker(session: Session, worker: TextWorker) -> None:
+    """Delete a worker and what hangs from it. Errors: Locked while a job refers to it."""
+    locked = Locked(
+        f"Worker '{worker.name}' still has jobs. Put it into maintenance and try again in half an hour.", ReturnCode.LOCKED
+    )
+    if session.scalar(select(exists().where(ProcessingGeneration.worker_id == worker.id))):
+        raise locked
+    try:
+        with session.begin_nested():
+            session.execute(delete(TextWorker).where(TextWorker.id == worker.id).execution_options(synchronize_session=False))
+    except IntegrityError:  # a pop was faster
+        raise locked from None
+
+
+def _get_details_key(worker_id: UUID) -> str:
+    return f"cached_worker_{worker_id}"
+
+
+def _dump(record: WorkerRecord) -> dict[str, Any]:
+    return {"owner_id": record.owner_id, "is_public": record.is_public, "details": record.details}
+
+
+def _has_role(role: UserRoleTypes) -> Any:
+    return exists().where(UserRole.user_id == TextWorker.user_id, UserRole.user_role == role, UserRole.value)
+
+
+def _of_worker(statement: Any) -> Any:
+    return statement.correlate(TextWorker).scalar_subquery()
+
+
+def _read_records(session: Session, now: datetime, condition: Any) -> list[WorkerRecord]:
+    """Records of the workers that fit, oldest first, in one statement."""
+    message = func.json_build_object(
+        "id", _messages.c.id, "message", _messages.c.message, "origin", _messages.c.origin, "expiry", _messages.c.expiry
+    )
+    statement = (
+        select(
+            TextWorker,
+            User.username,
+            User.public_workers,
+            User.contact,
+            _has_role(UserRoleTypes.TRUSTED).label("is_trusted"),
+            _has_role(UserRoleTypes.FLAGGED).label("is_flagged"),
+            _of_worker(
+                select(func.array_agg(aggregate_order_by(WorkerModel.model, WorkerModel.id))).where(
+                    WorkerModel.worker_id == TextWorker.id
+                )
+            ).label("models"),
+            _of_worker(
+                select(func.json_object_agg(WorkerStats.action, WorkerStats.value)).where(WorkerStats.worker_id == TextWorker.id)
+            ).label("kudos_details"),
+            _of_worker(select(_teams.c.name).where(_teams.c.id == TextWorker.team_id)).label("team_name"),
+            _of_worker(select(func.count()).select_from(_suspicions).where(_suspicions.c.worker_id == TextWorker.id)).label(
+                "suspicions"
+            ),
+            _of_worker(
+                select(func.json_agg(message)).where(
+                    or_(_messages.c.worker_id == TextWorker.id, _messages.c.worker_id.is_(None)), _messages.c.expiry > now
+                )
+            ).label("messages"),
+        )
+        .join(User, User.id == TextWorker.user_id)
+        .where(condition)
+        .order_by(TextWorker.created, TextWorker.id)
+    )
+    return [_build_record(row, now) for row in session.execute(statement)]
+
+
+def _build_record(row: Any, now: datetime) -> WorkerRecord:
+    worker: TextWorker = row.TextWorker
+    rewards = row.kudos_details or {}
+    details = {
+        "type": "text",
+        "name": worker.name,
+        "id": str(worker.id),
+        "online": is_online(worker.last_check_in, now),
+        "requests_fulfilled": worker.fulfilments,
+        "uncompleted_jobs": worker.uncompleted_jobs,
+        "nonconformant_replies": worker.nonconformant_replies,
+        "kudos_rewards": worker.kudos,
+        "kudos_details": {"generated": rewards.get("generated", 0), "uptime": rewards.get("uptime", 0)},
+        "performance": describe_performance(worker.speed),
+        "threads": worker.threads,
+        "uptime": worker.uptime,
+        "maintenance_mode": worker.maintenance,
+        "paused": worker.paused,
+        "info": worker.info,
+        "nsfw": worker.nsfw,
+        "owner": f"{row.username}#{worker.user_id}",
+        "ipaddr": worker.ipaddr,
+        "trusted": row.is_trusted,
+        "flagged": row.is_flagged,
+        "suspicious": row.suspicions,
+        "contact": row.contact,
+        "models": row.models or [],
+        "team": {"name": row.team_name, "id": None if worker.team_id is None else str(worker.team_id)},
+        "bridge_agent": worker.bridge_agent,
+        "max_length": worker.max_length,
+        "max_context_length": worker.max_context_length,
+        "accepts_chat_jobs": worker.accepts_chat_jobs,
+        "accepts_prompt_jobs": worker.accepts_prompt_jobs,
+        "chat": worker.get_chat_details(),
+        "messages": row.messages,
+    }
+    return WorkerRecord(
+        owner_id=worker.user_id,
+        is_public=row.public_workers,
+        details={key: value for key, value in details.items() if value is not None},
+    )
