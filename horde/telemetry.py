@@ -10,6 +10,7 @@ process shows as the counter reset which Prometheus expects. Everything starts a
 import contextlib
 import fcntl
 import json
+import os
 import shutil
 import socket
 import tempfile
@@ -51,6 +52,7 @@ class MetricsEndpoint:
         # Every process waits on this socket; the ones that another was faster than must not hang in accept.
         self.listener.setblocking(False)
         self.folder = Path(tempfile.mkdtemp(prefix="horde-metrics-"))
+        self._owner = os.getpid()
 
     @property
     def port(self) -> int:
@@ -59,9 +61,10 @@ class MetricsEndpoint:
         return port
 
     def close(self) -> None:
-        """Stop listening and remove the folder; in the parent, when its processes have ended."""
+        """Stop listening; in the process that opened it, when the others have ended, also remove the folder."""
         self.listener.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if os.getpid() == self._owner:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class Telemetry:

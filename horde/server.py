@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+"""The API under gunicorn: processes of threads, JSON also where gunicorn itself refuses, and a graceful end."""
+
+import http
+import json
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from flask import Flask
+from gunicorn import util
+from gunicorn.app.base import BaseApplication
+from gunicorn.glogging import Logger as GunicornLogger
+from gunicorn.http.errors import (
+    ConfigurationProblem,
+    ExpectationFailed,
+    ForbiddenProxyRequest,
+    InvalidResponseHeader,
+    InvalidResponseHeaderName,
+    LimitRequestHeaders,
+    LimitRequestLine,
+    ParseException,
+    UnsupportedTransferCoding,
+)
+from gunicorn.workers.gthread import ThreadWorker
+from sqlalchemy import NullPool, create_engine
+
+from horde import metrics
+from horde.apis.v2.heartbeat import NODE_EXTENSION
+from horde.app import create_app
+from horde.background import start_background
+from horde.config import Config
+from horde.database.account_cache import start_account_listener
+from horde.database.migrate import require_current_schema
+from horde.logger import build_failure_fields, get_logger
+from horde.telemetry import MetricsEndpoint, start_telemetry
+
+logger = get_logger(__name__)
+
+SERVICE_NAME = "horde-api"
+KEEPALIVE_SECONDS = 15  # longer than the pause between two polls of a worker, so that it keeps its connection
+GRACEFUL_SECONDS = 30
+# A client that sends nothing for this long in the middle of a request loses it: its thread serves others.
+RECEIVE_TIMEOUT_SECONDS = 10
+SEND_TIMEOUT_SECONDS = 30  # without one byte taken
+CONNECTIONS_PER_PROCESS = 1000
+
+REFUSED_STATUSES: tuple[tuple[type[Exception], int], ...] = (
+    (InvalidResponseHeader, 500),
+    (InvalidResponseHeaderName, 500),
+    (LimitRequestLine, 414),
+    (LimitRequestHeaders, 431),
+    (ExpectationFailed, 417),
+    (UnsupportedTransferCoding, 501),
+    (ForbiddenProxyRequest, 403),
+    (ConfigurationProblem, 500),
+    (ParseException, 400),
+)
+"""What gunicorn raises for a request it cannot read; the first class that fits counts."""
+
+
+class ServerLog(GunicornLogger):  # type: ignore[misc]
+    """gunicorn's messages as events of this project. Requests are logged by `apis.request_log`."""
+
+    def setup(self, cfg: Any) -> None:
+        """Use the project's handlers instead of gunicorn's own."""
+        self.error_log = logger
+
+    def _log(self, write: Callable[..., None], message: str, arguments: tuple[object, ...]) -> None:
+        write("horde.server.message", extra={"text": message % arguments if arguments else message})
+
+    def critical(self, msg: str, *args: object, **kwargs: object) -> None:
+        self._log(logger.critical, msg, args)
+
+    def error(self, msg: str, *args: object, **kwargs: object) -> None:
+        self._log(logger.error, msg, args)
+
+    def warning(self, msg: str, *args: object, **kwargs: object) -> None:
+        self._log(logger.warning, msg, args)
+
+    def info(self, msg: str, *args: object, **kwargs: object) -> None:
+        self._log(logger.info, msg, args)
+
+    def debug(self, msg: str, *args: object, **kwargs: object) -> None:
+        self._log(logger.debug, msg, args)
+
+    def exception(self, msg: str, *args: object, **kwargs: object) -> None:
+        """Only the class and the place of the error: its text may quote a request."""
+        error = sys.exc_info()[1]
+        logger.error("horde.server.failed", extra={"text": msg, **(build_failure_fields(error) if error else {})})
+
+
+class JsonThreadWorker(ThreadWorker):  # type: ignore[misc]
+    """A worker that refuses unreadable requests in JSON and says nothing of their content, in the answer and in the log."""
+
+    def handle_error(self, req: object, client: socket.socket, addr: object, exc: Exception) -> None:
+        """Answer and count a request that never reached the application, or whose answer broke off."""
+        status = next((status for kind, status in REFUSED_STATUSES if isinstance(exc, kind)), 500)
+        fields = {"status": status, "error_class": type(exc).__name__}
+        if status >= 500:
+            logger.error("horde.server.request_failed", extra=fields | build_failure_fields(exc))
+        else:
+            logger.info("horde.server.request_refused", extra=fields)
+        metrics.http_requests.add(1, {"horde.method": "other", "horde.route": "unknown", "horde.status": status})
+        try:
+            util.write_nonblock(client, build_refusal(status))
+        except OSError:
+            logger.debug("horde.server.client_gone")
+
+
+class TranslatedBody:
+    """A request body whose malformed chunks are an OSError, which Flask takes for a client that broke off: a 400."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def read(self, size: int = -1) -> bytes:
+        """As the stream's."""
+        try:
+            data: bytes = self._stream.read(size)
+        except ParseException as error:
+            raise OSError("The body is not chunked as it says.") from error
+        return data
+
+
+def build_refusal(status: int) -> bytes:
+    """A whole HTTP answer `{"message": ...}` that closes the connection."""
+    reason = http.HTTPStatus(status).phrase
+    body = json.dumps({"message": reason}).encode()
+    head = (
+        f"HTTP/1.1 {status} {reason}\r\n"
+        "Connection: close\r\n"
+        "Content-Type: application/json; charset=utf-8\r\n"
+        "Access-Control-Allow-Origin: *\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+class HordeServer(BaseApplication):  # type: ignore[misc]
+    """gunicorn's processes around `create_app`. `run` returns by SystemExit, in the parent and in each process."""
+
+    def __init__(self, config: Config, endpoint: MetricsEndpoint | None) -> None:
+        self._config, self._endpoint = config, endpoint
+        self._stop_calls: list[Callable[[], object]] = []  # of this process, last started first stopped
+        super().__init__()
+
+    def load_config(self) -> None:
+        """gunicorn's settings; nothing is read from files, the command line or the environment."""
+        address = f"[{self._config.listen}]" if ":" in self._config.listen else self._config.listen
+        settings: dict[str, object] = {
+            "bind": f"{address}:{self._config.port}",
+            "workers": self._config.server_workers,
+            "threads": self._config.server_threads,
+            "worker_class": JsonThreadWorker,
+            "worker_connections": CONNECTIONS_PER_PROCESS,
+            "keepalive": KEEPALIVE_SECONDS,
+            "graceful_timeout": GRACEFUL_SECONDS,
+            "logger_class": ServerLog,
+            "control_socket_disable": True,  # it has one fixed path, where two servers collide
+            "forwarded_allow_ips": "",  # addresses are judged by `apis.requests` alone
+            "proc_name": SERVICE_NAME,
+            "when_ready": bound_socket_waits,
+            "post_fork": self.start_process,
+            "post_worker_init": self.start_threads,
+            "worker_exit": self.stop_process,
+        }
+        for name, value in settings.items():
+            self.cfg.set(name, value)
+
+    def load(self) -> Flask:
+        """The application, made in each process: connections do not survive a fork."""
+        app = create_app(self._config)
+        application = app.wsgi_app
+
+        def with_translated_body(environ: dict[str, Any], start_response: Any) -> Any:
+            return application(environ | {"wsgi.input": TranslatedBody(environ["wsgi.input"])}, start_response)
+
+        app.wsgi_app = with_translated_body  # type: ignore[method-assign]
+        return app
+
+    def start_process(self, _arbiter: object, _worker: object) -> None:
+        """Right after the fork, as exporters run threads."""
+        if telemetry := start_telemetry(self._config, self._endpoint, SERVICE_NAME):
+            self._stop_calls.append(telemetry.stop)
+
+    def start_threads(self, worker: JsonThreadWorker) -> None:
+        """Once the application is made: the periodic jobs, the news about accounts, and the figure of the queue."""
+        worker.wsgi.extensions[NODE_EXTENSION].read_queue_length = worker.tpool._work_queue.qsize
+        stop_listening = threading.Event()
+        start_account_listener(stop_listening)
+        self._stop_calls.append(stop_listening.set)
+        self._stop_calls.append(start_background(self._config, ()).stop)
+
+    def stop_process(self, _arbiter: object, _worker: object) -> None:
+        """After the last request of this process."""
+        while self._stop_calls:
+            self._stop_calls.pop()()
+
+
+def bound_socket_waits(arbiter: Any) -> None:
+    """Let no client hold a thread by sending or taking nothing; accepted connections inherit it from the listener."""
+    for listener in arbiter.LISTENERS:
+        for option, seconds in ((socket.SO_RCVTIMEO, RECEIVE_TIMEOUT_SECONDS), (socket.SO_SNDTIMEO, SEND_TIMEOUT_SECONDS)):
+            listener.sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", seconds, 0))
+
+
+def check_schema(config: Config) -> None:
+    """Raise SchemaError, or a driver's error when there is no database, before a process is started."""
+    engine = create_engine(config.database_url, poolclass=NullPool, connect_args={"connect_timeout": 5})
+    require_current_schema(engine)
+
+
+def serve(config: Config) -> None:
+    """Serve until a signal ends it. Raises what `check_schema` raises, and OSError for a metrics port that is taken."""
+    check_schema(config)
+    endpoint = MetricsEndpoint(config.metrics_port) if config.metrics_port else None
+    try:
+        HordeServer(config, endpoint).run()
+    finally:
+        if endpoint is not None:
+            endpoint.close()
