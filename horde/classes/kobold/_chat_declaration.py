@@ -4,6 +4,7 @@
 Source: docs/reference/chat_requests.md, "Chat declaration on pop".
 """
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -86,7 +87,7 @@ def _parse_tokens(limits: Mapping[str, Any], key: str) -> int:
 def _parse_temperature(value: object) -> float | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= sys.float_info.max:
         raise _invalid("chat_limits.tools_max_temperature has to be a number of at least 0.")
     return float(value)
 

@@ -14,6 +14,7 @@ from horde_sdk.worker.chat_declaration import ChatFinishReason
 
 from horde.chat_contract import MAX_CHAT_TOOL_CALL_COUNT, MAX_CHAT_TOOL_CALL_ID_CHARACTERS, JsonObject, count_utf8_bytes
 from horde.exceptions import BadRequest
+from horde.json_body import replace_unstorable
 from horde.return_codes import ReturnCode
 
 MAX_NATIVE_FINISH_REASON_CHARACTERS: Final = 32
@@ -146,7 +147,7 @@ def _parse_native_finish_reason(value: object) -> str | None:
     if not isinstance(value, str) or len(value) > MAX_NATIVE_FINISH_REASON_CHARACTERS:
         limit = MAX_NATIVE_FINISH_REASON_CHARACTERS
         raise submission_invalid(f"'native_finish_reason' has to be a string of at most {limit} characters.")
-    return value
+    return replace_unstorable(value)
 
 
 def _parse_count(body: Mapping[str, Any], key: str) -> int | None:

@@ -128,10 +128,14 @@ def _parse_integer(value: object) -> int:
 def find_range_error(value: int | float, number_range: NumberRange) -> str | None:
     """What is wrong with a number; None when it lies inside. NaN never does."""
     if value > number_range.maximum:
-        return f"{value} is greater than the maximum of {number_range.maximum:g}"
+        return f"{value} is greater than the maximum of {_write_bound(number_range.maximum)}"
     if not value >= number_range.minimum:
-        return f"{value} is less than the minimum of {number_range.minimum:g}"
+        return f"{value} is less than the minimum of {_write_bound(number_range.minimum)}"
     return None
+
+
+def _write_bound(bound: float) -> str:
+    return str(int(bound)) if bound == int(bound) else str(bound)
 
 
 def check_text_param_rules(params: Mapping[str, object], *, max_length: int, max_context_length: int) -> None:
