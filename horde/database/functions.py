@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID
 
 from horde_sdk.generation_parameters.text.chat_policy import ChatServiceGapKind
-from sqlalchemy import exists, func, or_, select
+from sqlalchemy import exists, func, select, true
 from sqlalchemy.orm import Session
 
 from horde.classes.base.user import UserRole, UserRoleTypes
@@ -106,9 +106,7 @@ def list_online_text_workers(session: Session, now: datetime) -> tuple[OnlineTex
         .correlate(TextWorker)
         .scalar_subquery()
     )
-    trusted = exists().where(
-        UserRole.user_id == TextWorker.user_id, UserRole.user_role == UserRoleTypes.TRUSTED, UserRole.value
-    )
+    trusted = exists().where(UserRole.user_id == TextWorker.user_id, UserRole.user_role == UserRoleTypes.TRUSTED, UserRole.value)
     rows = session.execute(select(TextWorker, models, trusted).where(TextWorker.last_check_in >= online_since(now)))
     return tuple(
         OnlineTextWorker(worker=worker, models=frozenset(names or ()), owner_trusted=is_trusted)
@@ -143,10 +141,12 @@ def get_highest_text_worker_limits(
     """
     context: Any = TextWorker.max_context_length
     length: Any = TextWorker.max_length
-    serves: Any = or_(not models, exists().where(WorkerModel.worker_id == TextWorker.id, WorkerModel.model.in_(models)))
+    serves: Any = true()
     if is_chat:
         context, length = TextWorker.chat_max_context_length, TextWorker.chat_max_length
         serves = TextWorker.accepts_chat_jobs & TextWorker.chat_model_id.in_(models)
+    elif models:
+        serves = exists().where(WorkerModel.worker_id == TextWorker.id, WorkerModel.model.in_(models))
     row = session.execute(
         select(func.count(), func.max(context), func.max(length))
         .select_from(TextWorker)
@@ -181,9 +181,7 @@ def get_worker_availability_for_request(
     for online in get_online_text_workers(session, now):
         if not _is_asked(online, request):
             continue
-        inputs = build_eligibility_inputs(
-            online, is_chat=request.is_chat, validated_backends=validated_backends, now=now
-        )
+        inputs = build_eligibility_inputs(online, is_chat=request.is_chat, validated_backends=validated_backends, now=now)
         refusal = online.worker.can_generate_with_eligibility_inputs(request, inputs)
         if refusal is None:
             eligible.append(online)

@@ -93,23 +93,15 @@ class ServableQueue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimedRequest:
-    """A request of which `taken` generations were claimed; the caller writes a job for each in the same transaction."""
+    """A request of which `taken` generations were claimed; the caller writes a job for each in the same transaction.
 
-    id: UUID
-    user_id: int
-    queue_class: int
+    `request` is a copy that belongs to no session, with the columns that a job needs.
+    """
+
+    request: TextWaitingPrompt
     models: tuple[str, ...]
     taken: int
     remaining: int
-    prompt: str
-    gen_payload: dict[str, Any]
-    is_chat: bool
-    messages: list[dict[str, Any]] | None
-    chat_extras: dict[str, Any] | None
-    max_length: int
-    max_context_length: int
-    created: datetime
-    sharedkey_id: UUID | None
 
 
 class _ClassFacts:
@@ -282,6 +274,22 @@ def get_sorted_text_wp_filtered_to_worker(
     )
 
 
+_CLAIMED_COLUMNS = (
+    "id",
+    "user_id",
+    "queue_class",
+    "prompt",
+    "gen_payload",
+    "is_chat",
+    "messages",
+    "chat_extras",
+    "max_length",
+    "max_context_length",
+    "created",
+    "sharedkey_id",
+)
+
+
 def _build_claim() -> Any:
     """The claim as one statement, built once: candidates unlocked in queue order, one of them locked and taken."""
     waiting = aliased(TextWaitingPrompt, name="waiting")
@@ -294,9 +302,7 @@ def _build_claim() -> Any:
         waiting.wp_type == TEXT_FAMILY,
         waiting.expiry > bindparam("now"),
         waiting.max_length
-        <= case(
-            (waiting.is_chat, bindparam("chat_max_length", type_=Integer)), else_=bindparam("max_length", type_=Integer)
-        ),
+        <= case((waiting.is_chat, bindparam("chat_max_length", type_=Integer)), else_=bindparam("max_length", type_=Integer)),
         waiting.max_context_length
         <= case(
             (waiting.is_chat, bindparam("chat_max_context_length", type_=Integer)),
@@ -356,20 +362,9 @@ def _build_claim() -> Any:
             expiry=func.greatest(TextWaitingPrompt.expiry, bindparam("new_expiry")),
         )
         .returning(
-            stored.id,
-            stored.user_id,
-            stored.queue_class,
             (chosen.c.n - stored.n).label("taken"),
             stored.n.label("remaining"),
-            stored.prompt,
-            stored.gen_payload,
-            stored.is_chat,
-            stored.messages,
-            stored.chat_extras,
-            stored.max_length,
-            stored.max_context_length,
-            stored.created,
-            stored.sharedkey_id,
+            *(getattr(stored, name) for name in _CLAIMED_COLUMNS),
         )
         .execution_options(synchronize_session=False)
     )
@@ -404,8 +399,9 @@ def claim_next_request(session: Session, queue: ServableQueue, *, wanted: int, n
     ).one_or_none()
     if row is None:
         return None
-    models = _class_facts.find([row.queue_class])[row.queue_class].models
-    return ClaimedRequest(models=models, **row._mapping)
+    request = TextWaitingPrompt(**{name: getattr(row, name) for name in _CLAIMED_COLUMNS})
+    models = get_queue_class_facts(session, [row.queue_class])[row.queue_class].models
+    return ClaimedRequest(request=request, models=models, taken=row.taken, remaining=row.remaining)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

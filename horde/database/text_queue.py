@@ -59,9 +59,7 @@ class QueueSnapshot:
         place = self.places.get(str(wp_id))
         return 0 if place is None else place + 1
 
-    def get_competing_work(
-        self, is_competing: Callable[[QueueGroup], bool], before: UUID | None = None
-    ) -> tuple[int, int]:
+    def get_competing_work(self, is_competing: Callable[[QueueGroup], bool], before: UUID | None = None) -> tuple[int, int]:
         """Outstanding tokens and generations of the groups that compete, ahead of a request or in all."""
         place = None if before is None else self.places.get(str(before), len(self.places))
         work = [group.get_work_before(place) for group in self.groups if is_competing(group)]

@@ -49,7 +49,6 @@ class FaultOutcome:
     is_restarted: bool = False
 
 
-
 class ProcessingGeneration(Base):
     """One job. `generation` null is pending; an empty string is a completed reply."""
 

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+"""What a text request is: the shape of its body, and how its prompt is fitted into a context.
+
+Source: docs/reference/text_requests.md.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from horde.chat_contract import CHARACTERS_PER_PROMPT_TOKEN
+from horde.classes.kobold._chat_context import grow_context
+from horde.classes.kobold.text_params import (
+    DEFAULT_MAX_CONTEXT_LENGTH,
+    DEFAULT_TEXT_MAX_LENGTH,
+    MAX_CONTEXT_LENGTH,
+    parse_text_params,
+)
+from horde.exceptions import BadRequest, PayloadInvalid
+from horde.return_codes import ReturnCode
+
+MAX_TARGETED_WORKERS = 5  # further ids are dropped, as they always were on text
+MAX_EXTRA_SOURCE_IMAGES = 5
+FREE_EXTRA_SOURCE_IMAGES = 1  # what anybody may send
+MAX_MODEL_NAME_LENGTH = 255
+MAX_TARGET_COUNT = 1000  # no client lists more; bounds what is looked up and stored
+
+ModelName = Annotated[str, Field(min_length=1, max_length=MAX_MODEL_NAME_LENGTH)]
+
+
+class TextContextFit(StrEnum):
+    """What happens to a prompt that does not fit: the worker cuts its front, it is refused, or the context grows."""
+
+    IGNORE = "ignore"
+    REJECT = "reject"
+    GROW = "grow"
+
+
+class LenientBody(BaseModel):
+    """A body of the text routes: exact types, null the same as absent on an optional key, unknown keys ignored."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def drop_nulls(cls, data: Any) -> Any:
+        """Clients serialise unset options as null."""
+        return {key: value for key, value in data.items() if value is not None} if isinstance(data, dict) else data
+
+
+def parse_lenient_body[B: LenientBody](model: type[B], body: object) -> B:
+    """The body as `model`; raises PayloadInvalid with a dotted path for each fault."""
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        errors = {".".join(str(part) for part in fault["loc"]): fault["msg"] for fault in error.errors(include_url=False)}
+        raise PayloadInvalid(errors) from None
+
+
+class TextRequestBody(LenientBody):
+    """The keys of a text request; `params` is checked by `parse_text_params`."""
+
+    prompt: str
+    params: dict[str, Any] = Field(default_factory=dict)
+    models: list[ModelName] = Field(default_factory=list, max_length=MAX_TARGET_COUNT)
+    softprompt: Annotated[str, Field(min_length=1)] | None = None
+    trusted_workers: bool = False
+    validated_backends: bool = False
+    slow_workers: bool = True
+    workers: list[str] = Field(default_factory=list, max_length=MAX_TARGET_COUNT)
+    worker_blacklist: bool = False
+    dry_run: bool = False
+    proxied_account: Annotated[str, Field(max_length=255)] | None = None
+    extra_source_images: list[Any] = Field(default_factory=list)
+    disable_batching: bool = False
+    allow_downgrade: bool = False
+    webhook: Annotated[str, Field(max_length=1024)] | None = None
+    style: Annotated[str, Field(min_length=3, max_length=1024)] | None = None
+    context_fit: str = TextContextFit.IGNORE.value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextRequest:
+    """A validated text request; lengths are tokens, `params` what the client sent of the known ones."""
+
+    body: TextRequestBody
+    params: dict[str, Any] = field(default_factory=dict)
+    context_fit: TextContextFit = TextContextFit.IGNORE
+
+    @property
+    def n(self) -> int:
+        """Generations asked for."""
+        return int(self.params.get("n", 1))
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of output, or the default."""
+        return int(self.params.get("max_length", DEFAULT_TEXT_MAX_LENGTH))
+
+    @property
+    def max_context_length(self) -> int:
+        """Tokens of context, or the default."""
+        return int(self.params.get("max_context_length", DEFAULT_MAX_CONTEXT_LENGTH))
+
+
+def parse_text_request(body: Mapping[str, Any]) -> TextRequest:
+    """Validate a decoded body.
+
+    Raises PayloadInvalid for its shape and its ranges, BadRequest for a `context_fit` that is none.
+    """
+    parsed = parse_lenient_body(TextRequestBody, body)
+    params = parse_text_params(parsed.params)
+    if parsed.context_fit not in TextContextFit:
+        raise BadRequest(f"'context_fit' has to be one of {', '.join(TextContextFit)}.")
+    return TextRequest(body=parsed, params=params, context_fit=TextContextFit(parsed.context_fit))
+
+
+def estimate_text_prompt_tokens(prompt: str) -> int:
+    """Tokens a prompt is reckoned to need: careful, since no tokenizer is known here."""
+    return math.ceil(len(prompt) / CHARACTERS_PER_PROMPT_TOKEN)
+
+
+def size_text_context(request: TextRequest, *, growth_bound: int | None) -> int:
+    """The context a text request runs with, in tokens.
+
+    `growth_bound` is the largest context an online worker of the models offers, None when there is none, which
+    leaves no room to grow. Raises BadRequest with PromptExceedsContext when the prompt is refused for its length.
+    """
+    requested = request.max_context_length
+    if request.context_fit is TextContextFit.IGNORE:
+        return requested
+    estimate = estimate_text_prompt_tokens(request.body.prompt)
+    wanted = estimate + request.max_length
+    context = requested
+    if request.context_fit is TextContextFit.GROW and growth_bound is not None:
+        context = grow_context(requested, wanted, min(growth_bound, MAX_CONTEXT_LENGTH))
+    if wanted > context:
+        message = (
+            f"The prompt is estimated at {estimate} tokens and needs {wanted} tokens with its output, "
+            f"which do not fit the context of {context} tokens."
+        )
+        raise BadRequest(message, ReturnCode.PROMPT_EXCEEDS_CONTEXT)
+    return context

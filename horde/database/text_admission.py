@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+"""Who may queue a text or chat request, and how its output is paid for."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, NoReturn
+from uuid import UUID
+
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
+from horde import metrics
+from horde.classes.base.kudos import upfront_hold_id
+from horde.classes.base.user import ANONYMOUS_ID
+from horde.classes.kobold.pricing import AllowanceLimits
+from horde.classes.kobold.waiting_prompt import TextWaitingPrompt, UpfrontNeeds, UpfrontOutcome
+from horde.classes.kobold.worker import TextRequestFacts
+from horde.config import Config
+from horde.database.functions import WorkerAvailability, estimate_wait_for_new_request
+from horde.database.kudos import get_available_kudos, hold_kudos
+from horde.database.users import Caller, SharedKeyFacts, find_account, find_generate_caller
+from horde.exceptions import BadRequest, Forbidden, Unauthorized
+from horde.model_reference import get_text_model_multiplier, is_known_text_model
+from horde.return_codes import ReturnCode
+
+UNKNOWN_KEY = "No user matching sent API Key. Have you remembered to register?"
+
+_IS_BOUND_TO_STYLE = text("SELECT EXISTS (SELECT 1 FROM styles WHERE sharedkey_id = :sharedkey_id)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitter:
+    """The account a request runs and pays as; with a shared key it is the key's owner."""
+
+    caller: Caller
+    sharedkey: SharedKeyFacts | None = None
+    is_downgraded: bool = False  # queued behind everybody, because a shared key did not cover it
+
+    @property
+    def sharedkey_id(self) -> UUID | None:
+        """The shared key that is charged along."""
+        return None if self.sharedkey is None else self.sharedkey.id
+
+    @property
+    def kind(self) -> str:
+        """The metric attribute of who asks."""
+        if self.sharedkey is not None:
+            return "shared_key"
+        return "anonymous" if self.caller.is_anonymous else "registered"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaidAdmission:
+    """How a request got in. `facts` differ from what was asked when it was lowered to the free allowance."""
+
+    outcome: UpfrontOutcome
+    allowance: int
+    facts: TextRequestFacts
+    submitter: Submitter
+
+
+def require_submitter(session: Session, api_key: str, *, allow_downgrade: bool, now: datetime) -> Submitter:
+    """The account behind a key on a generate route.
+
+    An empty shared key is refused, or with `allow_downgrade` asks as Anonymous, behind everybody.
+    Raises Forbidden for a shared key or an account that may not ask, Unauthorized for an unknown key.
+    """
+    caller = find_generate_caller(session, api_key)
+    if caller is None:
+        raise Unauthorized(UNKNOWN_KEY, ReturnCode.INVALID_API_KEY)
+    submitter = Submitter(caller=caller, sharedkey=caller.sharedkey)
+    if caller.sharedkey is not None:
+        submitter = _require_usable_sharedkey(session, submitter, caller.sharedkey, allow_downgrade=allow_downgrade, now=now)
+    if submitter.caller.is_deleted:
+        raise Forbidden("This account is scheduled for deletion and cannot send requests.", ReturnCode.DELETED_USER)
+    return submitter
+
+
+def _require_usable_sharedkey(
+    session: Session, submitter: Submitter, sharedkey: SharedKeyFacts, *, allow_downgrade: bool, now: datetime
+) -> Submitter:
+    if sharedkey.is_empty:
+        anonymous = find_account(session, ANONYMOUS_ID) if allow_downgrade else None
+        if anonymous is None:
+            raise Forbidden("This shared key has run out of kudos.", ReturnCode.SHARED_KEY_EMPTY)
+        return Submitter(caller=anonymous, is_downgraded=True)
+    if sharedkey.is_expired(now):
+        raise Forbidden("This shared key has expired.", ReturnCode.SHARED_KEY_EXPIRED)
+    if session.scalar(_IS_BOUND_TO_STYLE, {"sharedkey_id": sharedkey.id}):
+        message = "This shared key is attached to a style and cannot be used directly."
+        raise Forbidden(message, ReturnCode.SHARED_KEY_ASSIGNED_STYLES)
+    return submitter
+
+
+def build_allowance_limits(config: Config) -> AllowanceLimits:
+    """The free output allowance as the operator set it."""
+    return AllowanceLimits(
+        ceiling_tokens=config.free_output_ceiling,
+        floor_tokens=config.free_output_floor,
+        full_wait_seconds=config.free_output_wait_full_seconds,
+        floor_wait_seconds=config.free_output_wait_floor_seconds,
+    )
+
+
+def admit_output(
+    session: Session,
+    submitter: Submitter,
+    facts: TextRequestFacts,
+    *,
+    wp_id: UUID,
+    n: int,
+    availability: WorkerAvailability,
+    allow_downgrade: bool,
+    is_dry_run: bool,
+    config: Config,
+    now: datetime,
+) -> PaidAdmission:
+    """Let a request's output in: free within its allowance, else held, else lowered, else refused.
+
+    A dry run is judged the same and takes no hold. Raises Forbidden with SharedKeyInsufficientKudos or KudosUpfront,
+    or with NoEligibleWorker in their place while no online worker could serve the request anyway.
+    """
+    wait_seconds = estimate_wait_for_new_request(session, availability)
+    needs = TextWaitingPrompt.require_upfront_kudos(
+        max_length=facts.max_length,
+        n=n,
+        multipliers=[get_text_model_multiplier(model) for model in facts.models],
+        wait_seconds=wait_seconds,
+        limits=build_allowance_limits(config),
+        slow_workers=facts.slow_workers,
+        lists_workers=bool(facts.worker_ids),
+        holds_for_worker_lists=config.upfront_kudos_on_workerlist,
+    )
+    try:
+        admission = _pay(session, submitter, facts, needs, wp_id, availability, allow_downgrade, is_dry_run, now)
+    except Forbidden:
+        if not is_dry_run:
+            _record_decision("refused", submitter, facts, needs)
+        raise
+    if submitter.sharedkey is not None:
+        _check_sharedkey_tokens(submitter.sharedkey, admission.facts.max_length)
+    if not is_dry_run:
+        _record_decision(admission.outcome.value, submitter, facts, needs)
+        _record_wait(wait_seconds, submitter, facts)
+    return admission
+
+
+def _pay(
+    session: Session,
+    submitter: Submitter,
+    facts: TextRequestFacts,
+    needs: UpfrontNeeds,
+    wp_id: UUID,
+    availability: WorkerAvailability,
+    allow_downgrade: bool,
+    is_dry_run: bool,
+    now: datetime,
+) -> PaidAdmission:
+    if submitter.sharedkey is not None and not submitter.sharedkey.covers(needs.estimate):
+        if not allow_downgrade:
+            message = f"This shared key has {submitter.sharedkey.kudos} kudos and the request needs {needs.estimate}."
+            _refuse_for_kudos(message, ReturnCode.SHARED_KEY_INSUFFICIENT_KUDOS, facts, availability)
+        submitter = replace(submitter, is_downgraded=True)
+    admission = PaidAdmission(outcome=UpfrontOutcome.FREE, allowance=needs.allowance, facts=facts, submitter=submitter)
+    if not needs.is_hold_required:
+        return admission
+    payer = submitter.caller.id
+    if is_dry_run:
+        is_held = get_available_kudos(session, payer) >= needs.estimate
+    else:
+        is_held = hold_kudos(session, user_id=payer, business_id=upfront_hold_id(wp_id), amount=needs.estimate, now=now)
+    if is_held:
+        return replace(admission, outcome=UpfrontOutcome.FUNDED)
+    if allow_downgrade and needs.can_downgrade:
+        lowered = replace(facts, max_length=min(facts.max_length, needs.allowance), slow_workers=True)
+        return replace(admission, outcome=UpfrontOutcome.DOWNGRADED, facts=lowered)
+    message = (
+        f"This request needs {needs.estimate} kudos available upfront. Requests of at most {needs.allowance} tokens that "
+        "allow slow workers need none at the moment."
+    )
+    _refuse_for_kudos(message, ReturnCode.KUDOS_UPFRONT, facts, availability)
+
+
+def _refuse_for_kudos(message: str, rc: ReturnCode, facts: TextRequestFacts, availability: WorkerAvailability) -> NoReturn:
+    """Refuse for kudos; while no online worker could serve the request, kudos would not help, so that is said instead."""
+    if availability.workers:
+        raise Forbidden(message, rc)
+    gap = availability.declaration_gap if facts.is_chat else None
+    extra: dict[str, Any] = {} if gap is None else {"impossible_reason": gap}
+    raise Forbidden(describe_no_eligible_worker(gap), ReturnCode.NO_ELIGIBLE_WORKER, **extra)
+
+
+def describe_no_eligible_worker(gap: dict[str, Any] | None) -> str:
+    """The refusal's sentence, with the gap when the workers' declarations are the cause."""
+    reasons = []
+    if gap is not None and gap["missing_declarations"]:
+        reasons.append(f"no online worker serving the model declares {', '.join(gap['missing_declarations'])}")
+    if gap is not None and gap["exceeded_limits"]:
+        limits = ", ".join(gap["exceeded_limits"])
+        reasons.append(f"the request exceeds the {limits} limit of every online worker serving the model")
+    return "No online worker can serve this request" + (f": {'; '.join(reasons)}" if reasons else "") + "."
+
+
+def _check_sharedkey_tokens(sharedkey: SharedKeyFacts, max_length: int) -> None:
+    if -1 < sharedkey.max_text_tokens < max_length:
+        raise BadRequest(
+            f"This shared key allows {sharedkey.max_text_tokens} tokens per job and the request asks for {max_length}."
+        )
+
+
+def _record_decision(outcome: str, submitter: Submitter, facts: TextRequestFacts, needs: UpfrontNeeds) -> None:
+    metrics.free_allowance_decisions.add(
+        1,
+        {
+            "horde.requester": submitter.kind,
+            "horde.outcome": outcome,
+            "horde.requested_bucket": metrics.get_text_length_bucket(facts.max_length),
+            "horde.allowance_bucket": metrics.get_text_length_bucket(needs.allowance),
+            "horde.chat": facts.is_chat,
+        },
+    )
+
+
+def _record_wait(wait_seconds: float | None, submitter: Submitter, facts: TextRequestFacts) -> None:
+    if wait_seconds is not None:
+        attributes: dict[str, str | bool] = {"horde.chat": facts.is_chat, "horde.requester": submitter.kind}
+        metrics.free_allowance_estimated_wait_seconds.record(wait_seconds, attributes)
+
+
+def list_model_figures(models: Sequence[str]) -> list[tuple[float, bool]]:
+    """(multiplier, is known) of each listed model, for the quote."""
+    return [(get_text_model_multiplier(model), is_known_text_model(model)) for model in models]

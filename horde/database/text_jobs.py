@@ -1,0 +1,394 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+"""Text and chat jobs from the claim to the settled reply or the fault."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+from uuid import UUID, uuid4
+
+from sqlalchemy import String, cast, func, insert, literal, select, text, update
+from sqlalchemy.orm import Session
+
+from horde.classes.base.kudos import KudosReservation, upfront_hold_id
+from horde.classes.base.processing_generation import ProcessingGeneration
+from horde.classes.base.stats import TextGenState, TextGenStatistic
+from horde.classes.base.user import User, UserRole, UserRoleTypes
+from horde.classes.base.waiting_prompt import REQUEST_TTL, WaitingPrompt, WPAllowedWorkers
+from horde.classes.kobold.pricing import (
+    build_generation_movements,
+    compute_generation_charge,
+    compute_text_kudos,
+    count_text_tokens,
+)
+from horde.classes.kobold.processing_generation import TextProcessingGeneration, compute_speed_sample, seconds_since
+from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
+from horde.classes.kobold.worker import TextWorker
+from horde.database.kudos import append_movements, release_hold
+from horde.database.text_functions import TEXT_FAMILY, ClaimedRequest
+from horde.database.text_requests import has_pending_jobs
+from horde.database.users import charge_shared_key
+
+# Three samples and a statistic in one round trip: they are written together or not at all.
+_RECORD_SAMPLES = text(
+    """
+    WITH worker_sample AS (
+        INSERT INTO worker_performances (worker_id, performance, created) VALUES (:worker_id, :speed, :now)
+    ), model_sample AS (
+        INSERT INTO model_performances (model, performance, created) VALUES (:model, :speed, :now)
+    ), fulfilment AS (
+        INSERT INTO horde_fulfillments (things, thing_type, deliver_time, created)
+        VALUES (:things, 'text', :deliver_time, :now)
+    )
+    INSERT INTO text_gen_stats (finished, created, model, max_length, max_context_length, softprompt, prompt_length,
+                                client_agent, bridge_agent, state)
+    VALUES (:now, :start_time, :model, :max_length, :max_context_length, :softprompt, :prompt_length,
+            :client_agent, :bridge_agent, CAST(:state AS textgenstate))
+    """
+)
+
+
+# The request's end and the end of its hold in one round trip.
+_FINISH_REQUEST = text(
+    """
+    WITH finished AS (
+        UPDATE waiting_prompts SET terminal_outcome = 'completed', terminal_recorded_at = :now
+        WHERE id = :wp_id AND terminal_outcome IS NULL
+    )
+    UPDATE kudos_reservations SET active = false, released_at = :now WHERE business_id = :hold_id AND active
+    """
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssignedJobs:
+    """The jobs of one pop, all with the same model."""
+
+    ids: tuple[UUID, ...]
+    model: str
+    ttl_seconds: int
+    is_over_capacity: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFacts:
+    """A job with what its submit needs of the request and the worker; read without a lock."""
+
+    id: UUID
+    wp_id: UUID
+    worker_id: UUID
+    model: str
+    is_completed: bool
+    is_faulted: bool
+    is_fake: bool
+    start_time: datetime
+    job_ttl: int
+    assigned_model: str | None
+    chat_refusal_rc: str | None
+    is_over_capacity: bool
+    is_chat: bool
+    chat_extras: dict[str, Any] | None
+    chat_conformance: str
+    max_length: int
+    max_context_length: int
+    softprompt: str | None
+    prompt_characters: int
+    requester_id: int
+    requester_usage_multiplier: float
+    sharedkey_id: UUID | None
+    client_agent: str
+    lists_workers: bool
+    has_hold: bool
+    webhook: str | None
+    worker_name: str
+    worker_owner_id: int
+    worker_owner_trusted: bool
+    bridge_agent: str
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether it may still be submitted."""
+        return not self.is_completed and not self.is_faulted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settlement:
+    """What a stored reply moved. `is_done` when it was the request's last."""
+
+    kudos: Decimal
+    finished_count: int
+    is_done: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted:
+    """A verified reply, ready to be stored: the job's columns and the tokens it is priced and timed by."""
+
+    columns: dict[str, Any] = field(repr=False)
+    tokens: int
+    is_censored: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What the model reference says of the model that served a job; multiplier in billions of parameters."""
+
+    multiplier: float
+    is_known: bool
+    is_validated: bool  # the worker's program is one whose results are taken at full value
+    is_targeted: bool = False  # the horde pays a fixed sum for requests that list workers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """What faulting a job did; `is_applied` is False for the loser of a race."""
+
+    is_applied: bool
+    is_fake: bool = False
+    is_request_faulted: bool = False
+    finished_count: int = 0
+
+
+def assign_jobs(
+    session: Session, claimed: ClaimedRequest, worker: TextWorker, models: Sequence[str], now: datetime
+) -> AssignedJobs:
+    """Write a job row for each generation claimed, in the transaction of the claim.
+
+    The model is chosen once, from what this pop offers; on chat it is the model the worker declared.
+    """
+    model = _choose_model(claimed, worker, models)
+    ids = tuple(uuid4() for _ in range(claimed.taken))
+    ttl = TextProcessingGeneration.set_job_ttl()
+    request = claimed.request
+    is_over = TextProcessingGeneration.is_over_capacity(
+        is_chat=request.is_chat, max_length=request.max_length, speed=worker.speed
+    )
+    shared = {
+        "procgen_type": TEXT_FAMILY,
+        "model": model,
+        "seed": 0,
+        "start_time": now,
+        "created": now,
+        "cancelled": False,
+        "faulted": False,
+        "fake": False,
+        "censored": False,
+        "job_ttl": ttl,
+        "wp_id": request.id,
+        "worker_id": worker.id,
+        "over_capacity_at_assignment": is_over,
+        **request.get_generation_assignment(worker),
+    }
+    session.execute(insert(TextProcessingGeneration).values([{"id": job_id, **shared} for job_id in ids]))
+    return AssignedJobs(ids=ids, model=model, ttl_seconds=ttl, is_over_capacity=is_over)
+
+
+def _choose_model(claimed: ClaimedRequest, worker: TextWorker, models: Sequence[str]) -> str:
+    if claimed.request.is_chat:
+        return worker.chat_model_id or ""
+    wanted = set(claimed.models)
+    return random.choice([model for model in models if model in wanted] if wanted else list(models))
+
+
+def find_job(session: Session, job_id: UUID) -> JobFacts | None:
+    """A text or chat job by id, in one statement; None when it is unknown or went with its expired request."""
+    job, request, worker = TextProcessingGeneration, TextWaitingPrompt, TextWorker
+    trusted = (
+        select(literal(1))
+        .where(UserRole.user_id == worker.user_id, UserRole.user_role == UserRoleTypes.TRUSTED, UserRole.value)
+        .exists()
+    )
+    lists_workers = select(literal(1)).where(WPAllowedWorkers.wp_id == request.id).exists()
+    hold_id = func.concat("upfront:", cast(request.id, String))
+    has_hold = select(literal(1)).where(KudosReservation.business_id == hold_id, KudosReservation.active).exists()
+    row = session.execute(
+        select(
+            job.id,
+            job.wp_id,
+            job.worker_id,
+            job.model,
+            job.generation.is_not(None).label("is_completed"),
+            job.faulted.label("is_faulted"),
+            job.fake.label("is_fake"),
+            job.start_time,
+            job.job_ttl,
+            job.assigned_model,
+            job.chat_refusal_rc,
+            job.over_capacity_at_assignment.label("is_over_capacity"),
+            request.is_chat,
+            request.chat_extras,
+            request.chat_conformance,
+            request.max_length,
+            request.max_context_length,
+            request.softprompt,
+            func.length(request.prompt).label("prompt_characters"),
+            request.user_id.label("requester_id"),
+            User.usage_multiplier.label("requester_usage_multiplier"),
+            request.sharedkey_id,
+            request.client_agent,
+            lists_workers.label("lists_workers"),
+            has_hold.label("has_hold"),
+            request.webhook,
+            worker.name.label("worker_name"),
+            worker.user_id.label("worker_owner_id"),
+            trusted.label("worker_owner_trusted"),
+            worker.bridge_agent,
+        )
+        .join(request, request.id == job.wp_id)
+        .join(worker, worker.id == job.worker_id)
+        .join(User, User.id == request.user_id)
+        .where(job.id == job_id)
+    ).one_or_none()
+    return None if row is None else JobFacts(**row._mapping)
+
+
+def compute_job_kudos(job: JobFacts, tokens: int, model: ModelFacts) -> Decimal:
+    """What a reply of so many tokens to a job earns its worker."""
+    return compute_text_kudos(
+        reply_tokens=tokens,
+        prompt_tokens=count_text_tokens(job.prompt_characters, job.max_length),
+        multiplier=model.multiplier,
+        is_known=model.is_known,
+        owner_trusted=job.worker_owner_trusted,
+        validated=model.is_validated,
+        targeted=model.is_targeted,
+    )
+
+
+def settle_job(session: Session, job: JobFacts, submitted: Submitted, kudos: Decimal, now: datetime) -> Settlement | None:
+    """Store a reply and everything it moves, once; None for the loser of a race, whose transaction must be rolled back.
+
+    Locks the request first, so that whoever stores the last reply sees all others and ends the request.
+    """
+    charge = compute_generation_charge(kudos, censored=submitted.is_censored)
+    request = _charge_request(session, job, charge, now)
+    counts = _claim_pending_job(session, job, submitted)
+    if request is None or counts is None:
+        return None
+    session.execute(_RECORD_SAMPLES, _build_samples(job, submitted, now))
+    movements = build_generation_movements(
+        kudos=kudos,
+        max_length=job.max_length,
+        worker_id=job.worker_id,
+        owner_id=job.worker_owner_id,
+        owner_trusted=job.worker_owner_trusted,
+        requester_id=job.requester_id,
+        requester_usage_multiplier=job.requester_usage_multiplier,
+        reservation_id=upfront_hold_id(job.wp_id) if job.has_hold else None,
+        censored=submitted.is_censored,
+    )
+    append_movements(session, uuid4(), movements, now)
+    if job.sharedkey_id is not None:
+        charge_shared_key(session, job.sharedkey_id, charge)
+    finished_count, others_pending = counts
+    is_done = request.n == 0 and others_pending == 0 and (finished_count >= request.jobs or request.terminal_outcome is not None)
+    if is_done:
+        session.execute(_FINISH_REQUEST, {"wp_id": job.wp_id, "hold_id": upfront_hold_id(job.wp_id), "now": now})
+    return Settlement(kudos=kudos, finished_count=finished_count, is_done=is_done)
+
+
+def _charge_request(session: Session, job: JobFacts, charge: Decimal, now: datetime) -> Any:
+    """Lock the request and add the charge to what it has cost so far; its life is extended as by a pop."""
+    return session.execute(
+        update(WaitingPrompt)
+        .where(WaitingPrompt.id == job.wp_id)
+        .values(
+            consumed_kudos=WaitingPrompt.consumed_kudos + round(charge),
+            expiry=func.greatest(WaitingPrompt.expiry, now + REQUEST_TTL),
+        )
+        .returning(WaitingPrompt.n, WaitingPrompt.jobs, WaitingPrompt.terminal_outcome)
+        .execution_options(synchronize_session=False)
+    ).one_or_none()
+
+
+def _claim_pending_job(session: Session, job: JobFacts, submitted: Submitted) -> tuple[int, int] | None:
+    """Write the reply if the job is still pending: (finished jobs with this one, other pending jobs), else None."""
+    other = ProcessingGeneration.__table__.alias("other")
+    of_request = (other.c.wp_id == job.wp_id) & (other.c.id != job.id) & ~other.c.fake
+    finished = select(func.count()).where(of_request, other.c.generation.is_not(None)).scalar_subquery()
+    pending = select(func.count()).where(of_request, other.c.generation.is_(None), ~other.c.faulted).scalar_subquery()
+    row = session.execute(
+        update(TextProcessingGeneration)
+        .where(
+            TextProcessingGeneration.id == job.id,
+            TextProcessingGeneration.generation.is_(None),
+            ~TextProcessingGeneration.faulted,
+        )
+        .values(censored=submitted.is_censored, **submitted.columns)
+        .returning(finished, pending)
+        .execution_options(synchronize_session=False)
+    ).one_or_none()
+    return None if row is None else (row[0] + 1, row[1])
+
+
+def _build_samples(job: JobFacts, submitted: Submitted, now: datetime) -> dict[str, Any]:
+    speed = compute_speed_sample(submitted.tokens, seconds_since(job.start_time, now))
+    state = TextGenState.CENSORED if submitted.is_censored else TextGenState.OK
+    return _build_statistic(job, state, now) | {
+        "worker_id": job.worker_id,
+        "speed": speed,
+        "things": submitted.tokens,
+        "deliver_time": job.start_time,
+        "now": now,
+    }
+
+
+def _build_statistic(job: JobFacts, state: TextGenState, now: datetime) -> dict[str, Any]:
+    return {
+        "finished": now,
+        "start_time": job.start_time,
+        "model": job.model,
+        "max_length": job.max_length,
+        "max_context_length": job.max_context_length,
+        "softprompt": job.softprompt,
+        "prompt_length": job.prompt_characters,
+        "client_agent": job.client_agent,
+        "bridge_agent": job.bridge_agent,
+        "state": state.name,
+    }
+
+
+def fault_job(session: Session, job: JobFacts, *, is_raid: bool, now: datetime) -> Fault:
+    """End a job without a reply: its generation goes back to the request, its worker's counters move, once.
+
+    The request is faulted by the fault that crosses the limit. Fakes move nothing.
+    """
+    outcome = ProcessingGeneration.fault_and_restart(session, job_id=job.id, wp_id=job.wp_id)
+    if not outcome.is_applied or outcome.is_fake:
+        return Fault(is_applied=outcome.is_applied, is_fake=outcome.is_fake)
+    is_request_faulted = WaitingPrompt.mark_faulted_after_repeated_faults(session, job.wp_id)
+    if (is_request_faulted or not outcome.is_restarted) and not has_pending_jobs(session, job.wp_id):
+        release_hold(session, upfront_hold_id(job.wp_id), now)
+    session.execute(insert(TextGenStatistic).values(_build_fault_statistic(job, now)))
+    TextProcessingGeneration.log_worker_abort(
+        session, worker_id=job.worker_id, refusal_rc=job.chat_refusal_rc, is_raid=is_raid, now=now
+    )
+    finished_count = count_finished_jobs(session, job.wp_id) if is_request_faulted else 0
+    return Fault(is_applied=True, is_request_faulted=is_request_faulted, finished_count=finished_count)
+
+
+def _build_fault_statistic(job: JobFacts, now: datetime) -> dict[str, Any]:
+    statistic = _build_statistic(job, TextGenState.FAULTED, now)
+    return statistic | {"state": TextGenState.FAULTED, "created": statistic.pop("start_time")}
+
+
+def count_finished_jobs(session: Session, wp_id: UUID) -> int:
+    """Jobs of a request with a stored reply; fakes never count."""
+    job = ProcessingGeneration
+    return session.scalar(select(func.count()).where(job.wp_id == wp_id, job.generation.is_not(None), ~job.fake)) or 0
+
+
+def record_job_refusal(session: Session, job: JobFacts, rc: str) -> None:
+    """Keep the return code of a refused reply on a job that is still pending: it decides how a later fault counts."""
+    session.execute(
+        update(TextProcessingGeneration)
+        .where(
+            TextProcessingGeneration.id == job.id,
+            TextProcessingGeneration.generation.is_(None),
+            ~TextProcessingGeneration.faulted,
+        )
+        .values(chat_refusal_rc=rc)
+        .execution_options(synchronize_session=False)
+    )

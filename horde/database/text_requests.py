@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+"""Storing text and chat requests: what admission asks, the inactive row with its hold, the activation, the cancel."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+from uuid import UUID, uuid4
+
+from sqlalchemy import delete, func, insert, select
+from sqlalchemy.orm import Session
+
+from horde.classes.base.kudos import upfront_hold_id
+from horde.classes.base.processing_generation import ProcessingGeneration
+from horde.classes.base.user import ANONYMOUS_ID
+from horde.classes.base.waiting_prompt import REQUEST_TTL, WPAllowedWorkers, WPModels
+from horde.classes.base.worker import Worker
+from horde.classes.kobold.pricing import build_activation_movements
+from horde.classes.kobold.queue_class import compute_queue_class
+from horde.classes.kobold.waiting_prompt import OperationKeyClaim, TextWaitingPrompt
+from horde.classes.kobold.worker import TextRequestFacts
+from horde.database.kudos import append_movements, release_hold
+from horde.database.text_functions import TEXT_FAMILY, is_live
+from horde.database.users import Caller, charge_shared_key
+from horde.exceptions import NotFound, TooManyRequests
+from horde.return_codes import ReturnCode
+
+DOWNGRADED_PRIORITY = -50
+FLAGGED_PRIORITY = -100
+FLAGGED_DIVISOR = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewTextRequest:
+    """A text or chat request about to be stored; lengths are tokens."""
+
+    facts: TextRequestFacts
+    prompt: str
+    submitted_prompt: str
+    params: dict[str, Any]
+    gen_payload: dict[str, Any]
+    n: int
+    quote: int  # whole kudos, as the 202 tells it
+    ipaddr: str
+    client_agent: str
+    sharedkey_id: UUID | None = None
+    proxied_account: str | None = None
+    webhook: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    chat_extras: dict[str, Any] | None = None
+    context_adjustments: list[dict[str, Any]] | None = None
+    conformance: str = "strict"
+    worker_ids: tuple[UUID, ...] = field(default=())
+
+
+def require_worker_ids(session: Session, worker_ids: Sequence[str]) -> tuple[UUID, ...]:
+    """The listed workers' ids, in one statement; raises NotFound naming the first that does not exist."""
+    parsed: list[UUID] = []
+    for text in worker_ids:
+        try:
+            parsed.append(UUID(text))
+        except ValueError:
+            raise _worker_missing(text) from None
+    if not parsed:
+        return ()
+    existing = set(session.scalars(select(Worker.id).where(Worker.id.in_(parsed))))
+    for worker_id in parsed:
+        if worker_id not in existing:
+            raise _worker_missing(str(worker_id))
+    return tuple(dict.fromkeys(parsed))
+
+
+def _worker_missing(worker_id: str) -> NotFound:
+    return NotFound(f"Worker with ID '{worker_id[:64]}' does not exist.", ReturnCode.WORKER_NOT_FOUND)
+
+
+def count_waiting_generations(session: Session, user_id: int, models: Sequence[str]) -> int:
+    """Generations of a user's text and chat requests still to be handed out.
+
+    Anonymous with a model list counts those naming any of the models, once for each matching name: its allowance
+    holds for each group of models, or one busy model would close the horde to everybody without an account.
+    """
+    waiting = TextWaitingPrompt
+    statement = select(func.coalesce(func.sum(waiting.n), 0)).where(
+        is_live(waiting), waiting.wp_type == TEXT_FAMILY, waiting.user_id == user_id
+    )
+    if user_id == ANONYMOUS_ID and models:
+        statement = statement.join(WPModels, WPModels.wp_id == waiting.id).where(WPModels.model.in_(models))
+    return int(session.scalar(statement) or 0)
+
+
+def check_concurrency(session: Session, caller: Caller, n: int, models: Sequence[str]) -> None:
+    """Refuse more waiting generations than an account may have; raises TooManyRequests."""
+    waiting = count_waiting_generations(session, caller.id, models)
+    if waiting + n <= caller.concurrency:
+        return
+    if caller.is_anonymous:
+        message = (
+            f"Too many anonymous requests are waiting ({waiting} of {caller.concurrency}). "
+            "Register an account for an allowance of your own, or try again later."
+        )
+    else:
+        message = f"Parallel requests ({waiting} + {n}) above the limit of {caller.concurrency} for user {caller.alias}."
+    raise TooManyRequests(message, ReturnCode.TOO_MANY_PROMPTS)
+
+
+def insert_text_request(session: Session, wp_id: UUID, new: NewTextRequest, now: datetime) -> None:
+    """Write the inactive row with its models and worker list; no worker sees it before the activation."""
+    facts = new.facts
+    session.execute(
+        insert(TextWaitingPrompt.__table__),  # type: ignore[arg-type]
+        {
+            "id": wp_id,
+            "wp_type": TEXT_FAMILY,
+            "prompt": new.prompt,
+            "submitted_prompt": new.submitted_prompt,
+            "user_id": facts.user_id,
+            "params": new.params,
+            "gen_payload": new.gen_payload,
+            "nsfw": facts.nsfw,
+            "ipaddr": new.ipaddr,
+            "safe_ip": True,
+            "trusted_workers": facts.trusted_workers,
+            "validated_backends": facts.validated_backends,
+            "slow_workers": facts.slow_workers,
+            "worker_blacklist": facts.worker_blacklist,
+            "faulted": False,
+            "active": False,
+            "kudos": new.quote,
+            "n": new.n,
+            "jobs": new.n,
+            "things": facts.max_length,
+            "total_usage": facts.max_length * new.n,
+            "webhook": new.webhook,
+            "client_agent": new.client_agent,
+            "sharedkey_id": new.sharedkey_id,
+            "proxied_account": new.proxied_account,
+            "expiry": now + REQUEST_TTL,
+            "created": now,
+            "queue_class": compute_queue_class(facts),
+            "max_length": facts.max_length,
+            "max_context_length": facts.max_context_length,
+            "is_chat": facts.is_chat,
+            "messages": new.messages,
+            "chat_extras": new.chat_extras,
+            "context_adjustments": new.context_adjustments,
+            "chat_required_features": sorted(facts.required_features) if facts.is_chat else None,
+            "chat_conformance": new.conformance,
+            "chat_tools_temperature": facts.tools_temperature,
+        },
+    )
+    if facts.models:
+        session.execute(insert(WPModels).values([{"wp_id": wp_id, "model": model} for model in facts.models]))
+    if new.worker_ids:
+        session.execute(insert(WPAllowedWorkers).values([{"wp_id": wp_id, "worker_id": worker} for worker in new.worker_ids]))
+
+
+def compute_starting_priority(caller: Caller, *, is_downgraded: bool) -> int:
+    """Where a request enters the queue: the requester's folded kudos, less for downgraded and flagged accounts."""
+    if is_downgraded:
+        return DOWNGRADED_PRIORITY
+    if caller.is_flagged:
+        return round(caller.kudos / FLAGGED_DIVISOR) if caller.kudos > 10 else FLAGGED_PRIORITY
+    return caller.kudos
+
+
+def activate_text_request(
+    session: Session,
+    wp_id: UUID,
+    *,
+    caller: Caller,
+    sharedkey_id: UUID | None,
+    tax: Decimal,
+    priority: int,
+    claim: OperationKeyClaim | None,
+    now: datetime,
+) -> bool:
+    """Show a request to the workers and charge its tax, in the caller's transaction; False when the row is gone."""
+    if not TextWaitingPrompt._activate(session, wp_id, tax=int(tax), priority=priority, claim=claim, now=now):
+        return False
+    append_movements(session, uuid4(), build_activation_movements(requester_id=caller.id, tax=tax), now)
+    if sharedkey_id is not None:
+        charge_shared_key(session, sharedkey_id, tax)
+    return True
+
+
+def delete_inactive_request(session: Session, wp_id: UUID, now: datetime) -> None:
+    """Take back a request that was never shown: its row and its hold, as if it had not been sent."""
+    session.execute(delete(TextWaitingPrompt).where(TextWaitingPrompt.id == wp_id, ~TextWaitingPrompt.active))
+    release_hold(session, upfront_hold_id(wp_id), now)
+
+
+def cancel_text_request(session: Session, wp_id: UUID, now: datetime) -> bool:
+    """Cancel a request; True for the one call that did it. Its hold ends with its last job, at once when none runs."""
+    if not TextWaitingPrompt.cancel(session, wp_id, now):
+        return False
+    if not has_pending_jobs(session, wp_id):
+        release_hold(session, upfront_hold_id(wp_id), now)
+    return True
+
+
+def has_pending_jobs(session: Session, wp_id: UUID) -> bool:
+    """Whether a worker still holds a job of the request; fakes never count."""
+    job = ProcessingGeneration
+    pending = select(job.id).where(job.wp_id == wp_id, job.generation.is_(None), ~job.faulted, ~job.fake).limit(1)
+    return session.scalar(pending) is not None

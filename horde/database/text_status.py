@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+"""What the status routes tell of a text or chat request."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from horde.classes.base.processing_generation import ProcessingGeneration
+from horde.classes.base.waiting_prompt import TerminalOutcome
+from horde.classes.base.worker import Worker
+from horde.classes.kobold.processing_generation import TextProcessingGeneration
+from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
+from horde.database.functions import (
+    WorkerAvailability,
+    compute_longest_remaining_seconds,
+    estimate_wait_of_stored_request,
+    get_stored_request_availability,
+)
+from horde.database.text_functions import TEXT_FAMILY
+from horde.database.text_queue import get_queue_snapshot
+from horde.exceptions import NotFound
+from horde.return_codes import ReturnCode
+
+CSAM_METADATA = {"type": "censorship", "value": "csam"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestProgress:
+    """Where a request stands, read in one statement. Fakes are in no count."""
+
+    id: UUID
+    n: int
+    jobs: int
+    finished: int
+    processing: int
+    restarted: int
+    faulted: bool
+    is_cancelled: bool
+    consumed_kudos: int
+    max_length: int
+    created: datetime
+    context_adjustments: list[dict[str, Any]] | None
+    chat_fault_reason: str | None
+    chat_fault_rc: str | None
+
+    @property
+    def waiting(self) -> int:
+        """Generations still to be handed out; never more than is missing."""
+        return max(0, min(self.n, self.jobs - self.processing - self.finished))
+
+    @property
+    def is_done(self) -> bool:
+        """Faulted, or nothing waiting or in flight with every result there or the missing ones cancelled."""
+        if self.faulted:
+            return True
+        return self.n == 0 and self.processing == 0 and (self.finished >= self.jobs or self.is_cancelled)
+
+
+def parse_request_id(text: str) -> UUID:
+    """A request id from a path; raises the same NotFound as an unknown one."""
+    try:
+        parsed = UUID(text)
+    except ValueError:
+        raise request_not_found(text) from None
+    if str(parsed) != text.lower():
+        raise request_not_found(text)
+    return parsed
+
+
+def request_not_found(text: str) -> NotFound:
+    """404 of a request that is malformed, unknown, expired or of another family: none tells which."""
+    return NotFound(f"Request with ID '{text[:64]}' not found.", ReturnCode.REQUEST_NOT_FOUND)
+
+
+def require_request_progress(session: Session, request_id: str, *, is_chat: bool, now: datetime) -> RequestProgress:
+    """The progress of an active request of the family; raises NotFound."""
+    wp_id = parse_request_id(request_id)
+    request, job = TextWaitingPrompt, ProcessingGeneration
+    counts = (
+        select(
+            func.count().filter(job.generation.is_not(None)).label("finished"),
+            func.count().filter(job.generation.is_(None), ~job.faulted).label("processing"),
+            func.count().filter(job.faulted, job.generation.is_(None)).label("restarted"),
+        )
+        .where(job.wp_id == request.id, ~job.fake)
+        .lateral("counts")
+    )
+    row = session.execute(
+        select(
+            request.id,
+            request.n,
+            request.jobs,
+            counts.c.finished,
+            counts.c.processing,
+            counts.c.restarted,
+            request.faulted,
+            (func.coalesce(request.terminal_outcome, "") == TerminalOutcome.CANCELLED).label("is_cancelled"),
+            request.consumed_kudos,
+            request.max_length,
+            request.created,
+            request.context_adjustments,
+            request.chat_fault_reason,
+            request.chat_fault_rc,
+        )
+        .select_from(request)
+        .join(counts, func.true())
+        .where(
+            request.id == wp_id,
+            request.wp_type == TEXT_FAMILY,
+            request.active,
+            request.is_chat.is_(is_chat),
+            request.expiry > now,
+        )
+    ).one_or_none()
+    if row is None:
+        raise request_not_found(request_id)
+    return RequestProgress(**row._mapping)
+
+
+def build_text_status(
+    session: Session, progress: RequestProgress, *, is_chat: bool, validated_backends: Collection[str], now: datetime
+) -> dict[str, Any]:
+    """The body of a status route. A chat status adds its own keys; nulls are sent."""
+    generations, running = _list_jobs(session, progress, is_chat=is_chat)
+    availability = WorkerAvailability(workers=())
+    if not progress.faulted:
+        availability = get_stored_request_availability(session, progress.id, validated_backends=validated_backends, now=now)
+    position = get_queue_snapshot(session).get_position(progress.id) if progress.n > 0 and not progress.faulted else 0
+    status: dict[str, Any] = {"generations": generations}
+    if is_chat:
+        status |= _build_chat_keys(progress, availability)
+    return status | {
+        "finished": progress.finished,
+        "processing": progress.processing,
+        "restarted": progress.restarted,
+        "waiting": progress.waiting,
+        "done": progress.is_done,
+        "faulted": progress.faulted,
+        "wait_time": _estimate_wait(session, progress, availability, running, now),
+        "queue_position": position,
+        "kudos": progress.consumed_kudos,
+        "is_possible": not progress.faulted and (progress.processing > 0 or availability.worker_count > 0),
+        "eligible_workers": availability.worker_count,
+        "eligible_worker_threads": availability.thread_count,
+        "might_stall": False,  # no hand-out history is kept, and without it the answer is no
+    }
+
+
+def _build_chat_keys(progress: RequestProgress, availability: WorkerAvailability) -> dict[str, Any]:
+    is_impossible = not availability.workers and progress.processing == 0 and not progress.is_done
+    return {
+        "context_adjustments": progress.context_adjustments,
+        "impossible_reason": availability.declaration_gap if is_impossible else None,
+        "fault_reason": progress.chat_fault_reason if progress.faulted else None,
+        "fault_rc": progress.chat_fault_rc if progress.faulted else None,
+    }
+
+
+def _estimate_wait(
+    session: Session,
+    progress: RequestProgress,
+    availability: WorkerAvailability,
+    running: list[tuple[float, datetime]],
+    now: datetime,
+) -> int:
+    if progress.is_done:
+        return 0
+    return estimate_wait_of_stored_request(
+        session,
+        availability,
+        wp_id=progress.id,
+        own_tokens=progress.waiting * progress.max_length,
+        own_jobs=progress.waiting,
+        running_seconds=compute_longest_remaining_seconds(progress.max_length, running, now),
+        now=now,
+    )
+
+
+def _list_jobs(
+    session: Session, progress: RequestProgress, *, is_chat: bool
+) -> tuple[list[dict[str, Any]], list[tuple[float, datetime]]]:
+    """The finished generations as shown, and (worker speed, start) of each running job; no statement without any."""
+    if progress.finished + progress.processing == 0:
+        return [], []
+    job = TextProcessingGeneration
+    columns: list[Any] = [
+        job.generation,
+        job.seed,
+        job.gen_metadata,
+        job.worker_id,
+        Worker.name.label("worker_name"),
+        Worker.speed,
+        job.model,
+        job.censored,
+        job.start_time,
+    ]
+    if is_chat:
+        columns += [
+            job.message,
+            job.finish_reason,
+            job.native_finish_reason,
+            job.prompt_tokens,
+            job.completion_tokens,
+            job.reasoning_tokens,
+            job.charge_basis,
+        ]
+    rows = session.execute(
+        select(*columns)
+        .join(Worker, Worker.id == job.worker_id)
+        .where(job.wp_id == progress.id, ~job.fake, job.generation.is_not(None) | ~job.faulted)
+        .order_by(job.created, job.id)
+    ).all()
+    finished = [_build_generation(row, progress, is_chat=is_chat) for row in rows if row.generation is not None]
+    running = [(row.speed, row.start_time) for row in rows if row.generation is None]
+    return finished, running
+
+
+def _build_generation(row: Any, progress: RequestProgress, *, is_chat: bool) -> dict[str, Any]:
+    shown: dict[str, Any] = {}
+    if is_chat:
+        waited = (row.start_time - progress.created).total_seconds()
+        shown = {
+            "message": row.message,
+            "finish_reason": row.finish_reason,
+            "native_finish_reason": row.native_finish_reason,
+            "prompt_tokens": row.prompt_tokens,
+            "completion_tokens": row.completion_tokens,
+            "reasoning_tokens": row.reasoning_tokens,
+            "charge_basis": row.charge_basis,
+            "queue_wait_seconds": max(0.0, round(waited, 2)),
+        }
+    metadata = row.gen_metadata or []
+    return shown | {
+        "text": row.generation,
+        "seed": row.seed,
+        "gen_metadata": metadata,
+        "worker_id": str(row.worker_id),
+        "worker_name": row.worker_name,
+        "model": row.model,
+        "state": _get_state(row.censored, metadata),
+    }
+
+
+def _get_state(censored: bool, metadata: list[Mapping[str, Any]]) -> str:
+    if any(entry.get("type") == CSAM_METADATA["type"] and entry.get("value") == CSAM_METADATA["value"] for entry in metadata):
+        return "csam"
+    return "censored" if censored else "ok"
