@@ -20,11 +20,12 @@ from horde.apis.requests import (
     get_client_address,
 )
 from horde.apis.responses import answer_preflight, register_response_hooks, write_json_with_standard_library
-from horde.apis.v2 import heartbeat
+from horde.apis.v2 import base, heartbeat, workers
 from horde.config import VERSION, Config
+from horde.database import users
 from horde.limiter import init_limiter
 
-RESOURCE_MODULES: tuple[ModuleType, ...] = (heartbeat,)
+RESOURCE_MODULES: tuple[ModuleType, ...] = (heartbeat, base, workers)
 """Modules with a `register(api)` that adds their routes."""
 
 
@@ -35,16 +36,11 @@ class HordeFlask(Flask):
         """Nothing: called by restx for every 5xx, refusals such as 503 included."""
 
 
-def ignore_proxied_for(peer_address: str, _proxied_for: str | None, _passkey: str | None) -> str:
-    """The peer, whatever it claims: the resolver of an application without accounts."""
-    return peer_address
-
-
 def create_app(
     config: Config,
     *,
     resource_modules: tuple[ModuleType, ...] = RESOURCE_MODULES,
-    resolve_client_address: ResolveClientAddress = ignore_proxied_for,
+    resolve_client_address: ResolveClientAddress = users.resolve_client_address,
 ) -> Flask:
     """The API application. Connects to the database and Redis lazily: nothing is asked before the first request."""
     app = HordeFlask("horde", static_folder=None)
@@ -65,6 +61,7 @@ def create_app(
     node.watch_database(engine)
     metrics.set_gauge_source("horde.db.pool_connections", lambda: observe_pool(engine.pool))
     redis_ctrl.connect(config)
+    users.configure(config)
 
     api = Api(
         app,

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """One log event and two figures for each answered request."""
 
+import logging
 import time
 
 from flask import Flask, Response, g, request
@@ -13,6 +14,7 @@ from horde.logger import get_logger
 logger = get_logger(__name__)
 
 UNKNOWN_ROUTE = "unknown"
+QUIET_ROUTES = frozenset({"/api/v2/status/heartbeat"})  # asked every second by whoever watches the node
 # A method is text of the client, and an attribute must stay bounded.
 KNOWN_METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
 
@@ -40,7 +42,8 @@ def record_request(response: Response) -> Response:
     method = request.method if request.method in KNOWN_METHODS else "other"
     metrics.http_requests.add(1, {"horde.method": method, "horde.route": route, "horde.status": response.status_code})
     metrics.http_request_seconds.record(seconds, {"horde.method": method, "horde.route": route})
-    logger.info(
+    logger.log(
+        logging.DEBUG if route in QUIET_ROUTES and response.status_code == 200 else logging.INFO,
         "horde.request.answered",
         extra={
             "method": method,
