@@ -11,7 +11,7 @@ from flask_restx import Api, Namespace, Resource
 from horde import chat_signal, clock
 from horde.apis.bodies import Body, Query, read_body, read_query
 from horde.apis.models.base import build_active_model, build_horde_modes, build_horde_performance
-from horde.apis.requests import find_api_key, get_config, require_api_key
+from horde.apis.requests import find_api_key, require_api_key
 from horde.chat_signal import ChatEvent
 from horde.database.caches import TimedCache
 from horde.database.stats import (
@@ -24,7 +24,7 @@ from horde.database.stats import (
     stop_waiting_requests,
 )
 from horde.database.text_functions import ChatModelOffer, get_chat_model_offers
-from horde.database.users import Caller, find_caller
+from horde.database.users import Caller, find_caller, is_admin
 from horde.db import retry_deadlocks, transaction
 from horde.exceptions import BadRequest, Forbidden, NotFound, Unauthorized
 from horde.limiter import limit_modes
@@ -194,16 +194,16 @@ class Modes(Resource):
             if caller is None:
                 raise Unauthorized("No user with this API key.", ReturnCode.INVALID_API_KEY)
             changes = body.model_dump(exclude_none=True)
-            check_may_set_modes(caller, changes, get_config().admins)
+            check_may_set_modes(caller, changes)
             set_horde_modes(session, {name.removesuffix("_mode"): value for name, value in changes.items()})
         if body.maintenance_mode:
             end_waiting_requests()
         return changes
 
 
-def check_may_set_modes(caller: Caller, changes: Mapping[str, bool], admins: tuple[str, ...]) -> None:
+def check_may_set_modes(caller: Caller, changes: Mapping[str, bool]) -> None:
     """Refuse changes the caller may not make: Forbidden, or BadRequest when there are none."""
-    if "maintenance_mode" in changes and caller.alias not in admins:
+    if "maintenance_mode" in changes and not is_admin(caller):
         raise Forbidden("Only an admin can set the maintenance mode of the horde.", ReturnCode.NOT_ADMIN)
     if changes.keys() - {"maintenance_mode"} and not caller.is_moderator:
         raise Forbidden("Only a moderator can set this mode of the horde.", ReturnCode.NOT_MODERATOR)
