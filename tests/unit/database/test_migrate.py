@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """Reading the schema files."""
 
+import re
 from pathlib import Path
 
 import pytest
 
-from horde.database.migrate import SchemaError, list_migrations, parse_migration
+from horde.database.migrate import SQL_FOLDER, SchemaError, list_migrations, parse_migration
 
 SQL = """-- A comment.
 CREATE TABLE a (id int);
@@ -52,3 +53,10 @@ def test_concurrent_builds_stand_behind_the_marker_and_nothing_else_does() -> No
     for migration in list_migrations():
         assert "CONCURRENTLY" not in migration.transaction
         assert all("CREATE" in sql and "CONCURRENTLY IF NOT EXISTS" in sql for sql in migration.separate_statements)
+
+
+def test_every_table_is_in_the_reference() -> None:
+    reference = (SQL_FOLDER.parent / "docs" / "reference" / "schema.md").read_text()
+    for migration in list_migrations():
+        for table in re.findall(r"CREATE TABLE (\w+)", migration.transaction):
+            assert f"`{table}`" in reference
