@@ -19,8 +19,8 @@ MAX_JSON_VALUE_COUNT: Final = 2 * 1024 * 1024  # a value of two bytes takes sixt
 MAX_NUMBER_CHARACTERS: Final = 400  # a double has at most 309 digits before the point; more is refused without converting it
 
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
-# Raw NULs and surrogates are no JSON and no UTF-8, so they reach a parsed string through an escape only.
-_UNSTORABLE_ESCAPE: Final = re.compile(r"\\u(?:0000|[dD][89a-fA-F])")
+# Raw NULs and surrogates are no JSON and no UTF-8, so they reach a parsed string through an escape that starts so.
+_UNSTORABLE_ESCAPES: Final = ("\\u0000", "\\ud", "\\uD")
 _UNSTORABLE: Final = re.compile("[\x00\ud800-\udfff]")
 _REPLACEMENT: Final = "\ufffd"
 
@@ -47,7 +47,7 @@ def parse_json_body(data: bytes, *, replace_unstorable_characters: bool = False)
         raise BadRequest(f"The body is not valid JSON: {error.msg} (line {error.lineno}, column {error.colno}).") from None
     if container_count > MAX_JSON_DEPTH and _is_too_deep(value):
         raise _too_deep()
-    if _UNSTORABLE_ESCAPE.search(text) is None:
+    if not any(escape in text for escape in _UNSTORABLE_ESCAPES):
         return value
     if replace_unstorable_characters:
         return _replace_in_strings(value)
