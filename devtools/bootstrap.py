@@ -10,6 +10,7 @@ import glob
 import hashlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -31,13 +32,8 @@ PROBE = "import sys, venv, ensurepip; print(*sys.version_info[:3]); print(sys.ex
 
 # The project is used from this folder, so nothing has to be built: a path file and the one command are enough.
 PATH_FILE = "horde-development.pth"
-COMMAND = """#!{python}
-# SPDX-License-Identifier: AGPL-3.0-or-later
-import sys
-
-from horde.cli.main import main
-
-sys.exit(main())
+COMMAND = """#!/bin/sh
+exec {python} -m horde.cli.main "$@"
 """
 
 
@@ -80,7 +76,7 @@ def prepare_environment(demo_model: bool) -> None:
     stamp = compute_stamp(REQUIREMENTS)
     if not os.path.exists(VENV_PYTHON) or read_stamp("development") != stamp:
         make_environment()
-        say("Installing the pinned packages into .venv (about 180 MB to download the first time) ...")
+        say("Installing the pinned packages into .venv (about 200 MB to download the first time) ...")
         install(REQUIREMENTS)
         write_command()
         write_stamp("development", stamp)
@@ -137,12 +133,23 @@ def install(requirements: str) -> None:
     uv = find_or_install_uv()
     if uv is not None:
         words = [uv, "pip", "install", "--python", VENV_PYTHON, "--no-deps", "--compile-bytecode", "-r", requirements]
-        if subprocess.call(words, cwd=ROOT, env=without_virtual_environment()) == 0:
+        if run_uv(words) == 0:
             return
         say("uv did not manage; trying pip, which takes longer ...")
     run([VENV_PYTHON, "-I", "-m", "ensurepip"], "could not install pip into .venv", quiet=True)
     words = [VENV_PYTHON, "-I", "-m", "pip", "install", "--disable-pip-version-check", "--no-deps", "-r", requirements]
     run(words, f"could not install {os.path.basename(requirements)}; is the package registry reachable?")
+
+
+def run_uv(words: List[str]) -> int:
+    """Run uv and show which downloads it begins and ends, without its list of everything it installed. Its exit code."""
+    process = subprocess.Popen(words, cwd=ROOT, env=without_virtual_environment(), stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if not line.startswith(b" + "):
+            say(line.decode(errors="replace").rstrip("\n"))
+    process.stderr.close()
+    return process.wait()
 
 
 def find_or_install_uv() -> Optional[str]:
@@ -184,7 +191,7 @@ def write_command() -> None:
         file.write(ROOT + "\n")
     command = os.path.join(VENV, "bin", "horde")
     with open(command, "w") as file:
-        file.write(COMMAND.format(python=VENV_PYTHON))
+        file.write(COMMAND.format(python=shlex.quote(VENV_PYTHON)))
     os.chmod(command, 0o755)
 
 
@@ -225,7 +232,7 @@ def generate_candidates(environment: Mapping[str, str]) -> Iterator[str]:
     for pyenv in (environment.get("PYENV_ROOT"), os.path.join(home, ".pyenv")):
         if pyenv:
             found = glob.glob(os.path.join(glob.escape(pyenv), "versions", "3.*", "bin", "python3"))
-            for path in sorted(found, key=version_in_path, reverse=True):
+            for path in sorted(found, key=order_by_version):
                 if version_in_path(path) >= OLDEST:
                     yield path
     yield from ask_uv(environment, folders)
@@ -235,6 +242,12 @@ def version_in_path(path: str) -> Tuple[int, ...]:
     """The numbers of pyenv's folder name: 3.9 comes before 3.12."""
     folder = os.path.basename(os.path.dirname(os.path.dirname(path)))
     return tuple(int(number) for number in re.findall(r"\d+", folder)[:3])
+
+
+def order_by_version(path: str) -> Tuple[int, ...]:
+    """The oldest minor version that will do first, as on PATH: it is the one most used here. Of that the last patch."""
+    major, minor, patch = (version_in_path(path) + (0, 0, 0))[:3]
+    return (major, minor, -patch)
 
 
 def ask_uv(environment: Mapping[str, str], folders: List[str]) -> Iterator[str]:

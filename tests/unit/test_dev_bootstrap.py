@@ -67,11 +67,11 @@ def test_a_broken_shim_does_not_hide_what_stands_behind_it(tmp_path: Path) -> No
 
 
 def test_pyenv_versions_are_sorted_by_number_and_old_ones_left_out(tmp_path: Path) -> None:
-    for version in ("3.9.18", "3.12.1", "3.8.18", "3.13.0"):
+    for version in ("3.9.18", "3.13.0", "3.12.1", "3.8.18", "3.12.11"):
         make_interpreter(tmp_path / "versions" / version / "bin", "python3", "exit 1")
     environment = {"PATH": "", "HOME": str(tmp_path / "home"), "PYENV_ROOT": str(tmp_path)}
     found = [path for path in bootstrap.list_candidates(environment) if path.startswith(str(tmp_path))]
-    assert [bootstrap.version_in_path(path) for path in found] == [(3, 13, 0), (3, 12, 1)]
+    assert [bootstrap.version_in_path(path) for path in found] == [(3, 12, 11), (3, 12, 1), (3, 13, 0)]
 
 
 def test_the_override_is_the_only_candidate(tmp_path: Path) -> None:
