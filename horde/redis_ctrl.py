@@ -118,7 +118,7 @@ def build_database_url(url: str, database: int) -> str:
     """The address of one logical database; whatever database the given address names is replaced."""
     parts = urlsplit(url)
     if parts.scheme == "unix":
-        return urlunsplit(parts._replace(query=f"db={database}"))
+        return f"unix://{parts.netloc}{parts.path}?db={database}"  # urlunsplit drops the slashes of an empty host
     return urlunsplit(parts._replace(path=f"/{database}"))
 
 

@@ -44,5 +44,5 @@ class NodeState:
 
         @event.listens_for(engine, "handle_error")
         def note_failure(context: ExceptionContext) -> None:
-            if context.is_disconnect:
+            if context.is_disconnect or context.connection is None:  # lost, or never made
                 self.is_database_reachable = False

@@ -3,7 +3,7 @@
 
 import json
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from flask import Flask, Response, g, make_response, request
 from flask_restx import Api
@@ -74,12 +74,20 @@ def apply_field_mask(response: Response) -> Response:
     """Narrow a successful JSON answer to the fields of `X-Fields`, in each entry when it is a list."""
     if "field_mask" not in g or response.mimetype != JSON_TYPE or not 200 <= response.status_code < 300:
         return response
-    try:
-        narrowed = g.field_mask.apply(response.get_json())
-    except (MaskError, AttributeError):  # a mask for objects on a value that is none: leave the answer whole
-        return response
-    response.set_data(json.dumps(narrowed, separators=(",", ":")))
+    response.set_data(json.dumps(narrow(response.get_json(), g.field_mask), separators=(",", ":")))
     return response
+
+
+def narrow(value: object, mask: Mapping[str, object]) -> object:
+    """The fields of `mask` that `value` has, in each entry of a list; a value without fields stays as it is."""
+    if isinstance(value, list):
+        return [narrow(entry, mask) for entry in value]
+    if not isinstance(value, dict):
+        return value
+    fields = value if "*" in mask else [field for field in mask if field in value]
+    return {
+        field: narrow(value[field], inner) if isinstance(inner := mask.get(field), Mapping) else value[field] for field in fields
+    }
 
 
 def build_header_writer(config: Config) -> Callable[[Response], Response]:
