@@ -47,7 +47,7 @@ def parse_json_body(data: bytes, *, replace_unstorable_characters: bool = False)
         raise BadRequest(f"The body is not valid JSON: {error.msg} (line {error.lineno}, column {error.colno}).") from None
     if container_count > MAX_JSON_DEPTH and _is_too_deep(value):
         raise _too_deep()
-    if not any(escape in text for escape in _UNSTORABLE_ESCAPES):
+    if "\\u" not in text or not any(escape in text for escape in _UNSTORABLE_ESCAPES):
         return value
     if replace_unstorable_characters:
         return _replace_in_strings(value)
