@@ -179,7 +179,8 @@ class Modes(Resource):
             answer["raid_mode"] = modes.raid
         return answer
 
-    @namespace.doc(params={"apikey": {"in": "header", "required": True}}, body=horde_modes)
+    @namespace.doc(params={"apikey": {"in": "header", "required": True}})
+    @namespace.expect(horde_modes, validate=False)
     @namespace.response(200, "What was set", horde_modes)
     @namespace.response(400, "NoHordeModSelected")
     @namespace.response(401, "InvalidAPIKey")

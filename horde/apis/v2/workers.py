@@ -116,7 +116,8 @@ class Worker(Resource):
             raise NotFound(f"Worker with ID '{worker_id}' not found.", ReturnCode.WORKER_NOT_FOUND)
         return narrow_details(record, get_privilege(caller, record))
 
-    @namespace.doc(params=REQUIRED_KEY, body=modify_worker_input)
+    @namespace.doc(params=REQUIRED_KEY)
+    @namespace.expect(modify_worker_input, validate=False)
     @namespace.response(200, "What was changed", modify_worker)
     @namespace.response(
         400, "NoWorkerModSelected, ProfaneWorkerInfo, ProfaneWorkerName, TooLongWorkerName, WorkerNameAlreadyExists"
