@@ -52,7 +52,7 @@ _PROFANE_WORDS = frozenset(
     {"asshole", "bitch", "cunt", "dickhead", "faggot", "faggots", "fuck", "fucker", "fucking", "kike", "kikes"}
     | {"motherfucker", "nigga", "nigger", "niggers", "shit", "tranny", "whore"}
 )
-_LETTER_FOR_DIGIT = str.maketrans("013457@$", "oleastas")
+_LETTER_FOR_DIGIT = str.maketrans("013457@$", "oieastas")
 _WORD = re.compile(r"[^\W_]+")
 
 
