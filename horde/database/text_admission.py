@@ -4,7 +4,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import text
@@ -160,7 +160,7 @@ def _pay(
     if submitter.sharedkey is not None and not submitter.sharedkey.covers(needs.estimate):
         if not allow_downgrade:
             message = f"This shared key has {submitter.sharedkey.kudos} kudos and the request needs {needs.estimate}."
-            _refuse_for_kudos(message, ReturnCode.SHARED_KEY_INSUFFICIENT_KUDOS, facts, availability)
+            raise _build_kudos_refusal(message, ReturnCode.SHARED_KEY_INSUFFICIENT_KUDOS, facts, availability)
         submitter = replace(submitter, is_downgraded=True)
     admission = PaidAdmission(outcome=UpfrontOutcome.FREE, allowance=needs.allowance, facts=facts, submitter=submitter)
     if not needs.is_hold_required:
@@ -179,16 +179,16 @@ def _pay(
         f"This request needs {needs.estimate} kudos available upfront. Requests of at most {needs.allowance} tokens that "
         "allow slow workers need none at the moment."
     )
-    _refuse_for_kudos(message, ReturnCode.KUDOS_UPFRONT, facts, availability)
+    raise _build_kudos_refusal(message, ReturnCode.KUDOS_UPFRONT, facts, availability)
 
 
-def _refuse_for_kudos(message: str, rc: ReturnCode, facts: TextRequestFacts, availability: WorkerAvailability) -> NoReturn:
-    """Refuse for kudos; while no online worker could serve the request, kudos would not help, so that is said instead."""
+def _build_kudos_refusal(message: str, rc: ReturnCode, facts: TextRequestFacts, availability: WorkerAvailability) -> Forbidden:
+    """The refusal for kudos; while no online worker could serve the request, kudos would not help, so that is said instead."""
     if availability.workers:
-        raise Forbidden(message, rc)
+        return Forbidden(message, rc)
     gap = availability.declaration_gap if facts.is_chat else None
     extra: dict[str, Any] = {} if gap is None else {"impossible_reason": gap}
-    raise Forbidden(describe_no_eligible_worker(gap), ReturnCode.NO_ELIGIBLE_WORKER, **extra)
+    return Forbidden(describe_no_eligible_worker(gap), ReturnCode.NO_ELIGIBLE_WORKER, **extra)
 
 
 def describe_no_eligible_worker(gap: dict[str, Any] | None) -> str:

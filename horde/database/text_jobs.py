@@ -149,6 +149,8 @@ class Fault:
     is_fake: bool = False
     is_request_faulted: bool = False
     finished_count: int = 0
+    fault_reason: str | None = None  # what the request's status tells of it, when the horde knows
+    fault_rc: str | None = None
 
 
 def assign_jobs(
@@ -365,8 +367,18 @@ def fault_job(session: Session, job: JobFacts, *, is_raid: bool, now: datetime) 
     TextProcessingGeneration.log_worker_abort(
         session, worker_id=job.worker_id, refusal_rc=job.chat_refusal_rc, is_raid=is_raid, now=now
     )
-    finished_count = count_finished_jobs(session, job.wp_id) if is_request_faulted else 0
-    return Fault(is_applied=True, is_request_faulted=is_request_faulted, finished_count=finished_count)
+    if not is_request_faulted:
+        return Fault(is_applied=True)
+    reason, rc = session.execute(
+        select(TextWaitingPrompt.chat_fault_reason, TextWaitingPrompt.chat_fault_rc).where(TextWaitingPrompt.id == job.wp_id)
+    ).one()
+    return Fault(
+        is_applied=True,
+        is_request_faulted=True,
+        finished_count=count_finished_jobs(session, job.wp_id),
+        fault_reason=reason,
+        fault_rc=rc,
+    )
 
 
 def _build_fault_statistic(job: JobFacts, now: datetime) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 """Storing text and chat requests: what admission asks, the inactive row with its hold, the activation, the cancel."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
@@ -32,26 +32,33 @@ FLAGGED_DIVISOR = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NewTextRequest:
-    """A text or chat request about to be stored; lengths are tokens."""
+class RequestContent:
+    """What a text or chat request asks for, as it is stored. `prompt` is what is left after moderation and trimming."""
 
-    facts: TextRequestFacts
     prompt: str
     submitted_prompt: str
     params: dict[str, Any]
     gen_payload: dict[str, Any]
-    n: int
-    quote: int  # whole kudos, as the 202 tells it
-    ipaddr: str
-    client_agent: str
-    sharedkey_id: UUID | None = None
+    n: int = 1
+    worker_ids: tuple[UUID, ...] = ()
     proxied_account: str | None = None
     webhook: str | None = None
     messages: list[dict[str, Any]] | None = None
     chat_extras: dict[str, Any] | None = None
     context_adjustments: list[dict[str, Any]] | None = None
     conformance: str = "strict"
-    worker_ids: tuple[UUID, ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewTextRequest:
+    """A text or chat request about to be stored: its content, who may serve it, who sent it and what it should cost."""
+
+    content: RequestContent
+    facts: TextRequestFacts
+    quote: int  # whole kudos, as the 202 tells it
+    ipaddr: str
+    client_agent: str
+    sharedkey_id: UUID | None = None
 
 
 def require_worker_ids(session: Session, worker_ids: Sequence[str]) -> tuple[UUID, ...]:
@@ -107,17 +114,17 @@ def check_concurrency(session: Session, caller: Caller, n: int, models: Sequence
 
 def insert_text_request(session: Session, wp_id: UUID, new: NewTextRequest, now: datetime) -> None:
     """Write the inactive row with its models and worker list; no worker sees it before the activation."""
-    facts = new.facts
+    facts, content = new.facts, new.content
     session.execute(
         insert(TextWaitingPrompt.__table__),  # type: ignore[arg-type]
         {
             "id": wp_id,
             "wp_type": TEXT_FAMILY,
-            "prompt": new.prompt,
-            "submitted_prompt": new.submitted_prompt,
+            "prompt": content.prompt,
+            "submitted_prompt": content.submitted_prompt,
             "user_id": facts.user_id,
-            "params": new.params,
-            "gen_payload": new.gen_payload,
+            "params": content.params,
+            "gen_payload": content.gen_payload,
             "nsfw": facts.nsfw,
             "ipaddr": new.ipaddr,
             "safe_ip": True,
@@ -128,32 +135,32 @@ def insert_text_request(session: Session, wp_id: UUID, new: NewTextRequest, now:
             "faulted": False,
             "active": False,
             "kudos": new.quote,
-            "n": new.n,
-            "jobs": new.n,
+            "n": content.n,
+            "jobs": content.n,
             "things": facts.max_length,
-            "total_usage": facts.max_length * new.n,
-            "webhook": new.webhook,
+            "total_usage": facts.max_length * content.n,
+            "webhook": content.webhook,
             "client_agent": new.client_agent,
             "sharedkey_id": new.sharedkey_id,
-            "proxied_account": new.proxied_account,
+            "proxied_account": content.proxied_account,
             "expiry": now + REQUEST_TTL,
             "created": now,
             "queue_class": compute_queue_class(facts),
             "max_length": facts.max_length,
             "max_context_length": facts.max_context_length,
             "is_chat": facts.is_chat,
-            "messages": new.messages,
-            "chat_extras": new.chat_extras,
-            "context_adjustments": new.context_adjustments,
+            "messages": content.messages,
+            "chat_extras": content.chat_extras,
+            "context_adjustments": content.context_adjustments,
             "chat_required_features": sorted(facts.required_features) if facts.is_chat else None,
-            "chat_conformance": new.conformance,
+            "chat_conformance": content.conformance,
             "chat_tools_temperature": facts.tools_temperature,
         },
     )
     if facts.models:
         session.execute(insert(WPModels).values([{"wp_id": wp_id, "model": model} for model in facts.models]))
-    if new.worker_ids:
-        session.execute(insert(WPAllowedWorkers).values([{"wp_id": wp_id, "worker_id": worker} for worker in new.worker_ids]))
+    if content.worker_ids:
+        session.execute(insert(WPAllowedWorkers).values([{"wp_id": wp_id, "worker_id": worker} for worker in content.worker_ids]))
 
 
 def compute_starting_priority(caller: Caller, *, is_downgraded: bool) -> int:

@@ -3,7 +3,6 @@
 
 from collections.abc import Collection
 from datetime import datetime, timedelta
-from typing import Any
 from uuid import UUID, uuid4
 
 from sqlalchemy import BigInteger, Boolean, DateTime, Float, ForeignKey, Index, Integer, String, Text, UniqueConstraint, Uuid

@@ -171,6 +171,7 @@ class ChatRequest:
     parallel_tool_calls: bool | None
     response_format: JsonObject | None
     stream: bool
+    lists_models: bool = False  # sent as `models`, so that a refusal names the entry
 
     @property
     def operation_key(self) -> UUID | None:
@@ -231,6 +232,7 @@ def parse_chat_request(body: object) -> ChatRequest:
         parallel_tool_calls=parse_parallel_tool_calls(body.get("parallel_tool_calls"), tools),
         response_format=parse_response_format(body.get("response_format")),
         stream=parse_stream(body.get("stream")),
+        lists_models=body.get("models") is not None,
     )
     check_tool_spec_size(body.get("tools"), body.get("tool_choice"), body.get("response_format"))
     check_strict_schemas(chat.tools, chat.response_format)

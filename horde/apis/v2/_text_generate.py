@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+"""The steps that queueing a text request and a chat request share, in the order in which they may refuse."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID, uuid4
+
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from horde.apis.requests import get_client_address, get_client_agent, get_config, is_proxied
+from horde.classes.kobold.pricing import compute_activation_tax, round_quote
+from horde.classes.kobold.waiting_prompt import OperationKeyClaim, TextWaitingPrompt
+from horde.classes.kobold.worker import TextRequestFacts
+from horde.database.addresses import check_address_timeout
+from horde.database.functions import (
+    WorkerAvailability,
+    get_worker_availability_for_request,
+    remember_availability,
+)
+from horde.database.stats import get_horde_modes
+from horde.database.text_admission import PaidAdmission, Submitter, admit_output, list_model_figures, require_submitter
+from horde.database.text_requests import (
+    NewTextRequest,
+    RequestContent,
+    activate_text_request,
+    check_concurrency,
+    compute_starting_priority,
+    delete_inactive_request,
+    insert_text_request,
+    require_worker_ids,
+)
+from horde.db import retry_deadlocks, transaction
+from horde.exceptions import BadRequest, ServiceUnavailable
+from horde.limiter import whitelist_address
+from horde.return_codes import ReturnCode
+
+MAX_CLIENT_AGENT_LENGTH = 1000
+NO_WORKER_WARNING = (
+    "Warning: No available workers can fulfill this request. It will expire in 20 minutes. "
+    "Change its parameters, or wait for a worker that can serve it."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedChecks:
+    """What the checks that every generate route shares found out."""
+
+    submitter: Submitter
+    worker_ids: tuple[UUID, ...]
+    is_raid: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredRequest:
+    """An inactive request between its two transactions."""
+
+    id: UUID
+    quote: int
+    admission: PaidAdmission
+    availability: WorkerAvailability
+
+
+def check_maintenance(session: Session) -> bool:
+    """Refuse while the horde is in maintenance; True in a raid. Raises BadRequest."""
+    modes = get_horde_modes(session)
+    if modes.maintenance:
+        message = "The horde is in maintenance mode and takes no new requests. Please try again later."
+        raise BadRequest(message, ReturnCode.MAINTENANCE_MODE)
+    return modes.raid
+
+
+def trust_direct_address(submitter: Submitter) -> None:
+    """Whitelist for a day the address a trusted, education or service account asks from directly."""
+    caller = submitter.caller
+    if (caller.is_trusted or caller.is_education or caller.is_service) and not is_proxied():
+        whitelist_address(get_client_address())
+
+
+def check_submitter(session: Session, api_key: str, *, allow_downgrade: bool, now: datetime) -> Submitter:
+    """The account that asks; raises what `require_submitter` raises."""
+    submitter = require_submitter(session, api_key, allow_downgrade=allow_downgrade, now=now)
+    trust_direct_address(submitter)
+    return submitter
+
+
+def check_targets_and_limits(
+    session: Session, submitter: Submitter, *, listed_workers: Sequence[str], n: int, models: Sequence[str]
+) -> tuple[UUID, ...]:
+    """Listed workers exist, the account has room, the address is not in timeout; the workers' ids."""
+    worker_ids = require_worker_ids(session, listed_workers)
+    check_concurrency(session, submitter.caller, n, models)
+    check_address_timeout(get_client_address(), for_worker=False)
+    return worker_ids
+
+
+def compute_quote(facts: TextRequestFacts, n: int) -> int:
+    """The whole kudos a dry run answers and a 202 tells."""
+    quote = TextWaitingPrompt.calculate_kudos(
+        max_length=facts.max_length,
+        max_context_length=facts.max_context_length,
+        models=list_model_figures(facts.models),
+        n=n,
+    )
+    return round_quote(quote)
+
+
+def admit(
+    session: Session,
+    submitter: Submitter,
+    facts: TextRequestFacts,
+    *,
+    n: int,
+    allow_downgrade: bool,
+    is_dry_run: bool,
+    now: datetime,
+) -> StoredRequest:
+    """Measure who can serve the request and let its output in; a hold is part of the caller's transaction."""
+    config = get_config()
+    wp_id = uuid4()
+
+    def measure(request: TextRequestFacts) -> WorkerAvailability:
+        return get_worker_availability_for_request(session, request, validated_backends=config.validated_backends, now=now)
+
+    availability = measure(facts)
+    admission = admit_output(
+        session,
+        submitter,
+        facts,
+        wp_id=wp_id,
+        n=n,
+        availability=availability,
+        allow_downgrade=allow_downgrade,
+        is_dry_run=is_dry_run,
+        config=config,
+        now=now,
+    )
+    if admission.facts != facts:  # lowered: other workers may serve it now
+        availability = measure(admission.facts)
+    quote = compute_quote(admission.facts, n)
+    return StoredRequest(id=wp_id, quote=quote, admission=admission, availability=availability)
+
+
+def store(session: Session, stored: StoredRequest, content: RequestContent, now: datetime) -> None:
+    """Write the inactive row beside its hold."""
+    new = NewTextRequest(
+        content=content,
+        facts=stored.admission.facts,
+        quote=stored.quote,
+        ipaddr=get_client_address()[:39],
+        client_agent=get_client_agent()[:MAX_CLIENT_AGENT_LENGTH],
+        sharedkey_id=stored.admission.submitter.sharedkey_id,
+    )
+    insert_text_request(session, stored.id, new, now)
+
+
+def activate(stored: StoredRequest, *, claim: OperationKeyClaim | None, now: datetime) -> None:
+    """Show the stored request to the workers, in a transaction of its own that a deadlock repeats.
+
+    Raises IntegrityError when another request of the user claimed the key first; the row and its hold are then gone.
+    """
+    submitter = stored.admission.submitter
+
+    def work() -> bool:
+        with transaction() as session:
+            return activate_text_request(
+                session,
+                stored.id,
+                caller=submitter.caller,
+                sharedkey_id=submitter.sharedkey_id,
+                tax=compute_activation_tax(),
+                priority=compute_starting_priority(submitter.caller, is_downgraded=submitter.is_downgraded),
+                claim=claim,
+                now=now,
+            )
+
+    try:
+        is_active = retry_deadlocks(work)
+    except IntegrityError:
+        with transaction() as session:
+            delete_inactive_request(session, stored.id, now)
+        raise
+    if not is_active:
+        raise ServiceUnavailable("The request could not be queued. Try again.")
+    remember_availability(stored.id, stored.availability)
+
+
+def build_accepted(stored: StoredRequest, *, is_raid: bool) -> dict[str, Any]:
+    """The body of a 202: `message` only when no online worker can take the request, and never in a raid."""
+    body: dict[str, Any] = {"id": str(stored.id), "kudos": stored.quote}
+    if not stored.availability.workers and not is_raid:
+        body["message"] = NO_WORKER_WARNING
+    return body

@@ -1,0 +1,366 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+"""The steps of a text worker's pop: who it is, its check-in, the queue, the job."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, Any
+from uuid import uuid4
+
+from pydantic import Field
+from sqlalchemy import delete, func, insert, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from horde import metrics
+from horde.apis.requests import get_config, get_peer_address
+from horde.classes.base.worker import (
+    MAX_BRIDGE_AGENT_LENGTH,
+    UNKNOWN_BRIDGE_AGENT,
+    Worker,
+    WorkerModel,
+    is_backend_validated,
+    is_online,
+)
+from horde.classes.kobold.chat_request import ChatDeclaration
+from horde.classes.kobold.pricing import build_uptime_movements, compute_uptime_reward
+from horde.classes.kobold.text_request import LenientBody
+from horde.classes.kobold.waiting_prompt import TEXT_PAYLOAD_DEFAULTS
+from horde.classes.kobold.worker import (
+    EligibilityInputs,
+    TextWorker,
+    get_minimum_text_speed,
+    worker_may_be_speed_gated,
+)
+from horde.database.addresses import check_address_timeout, check_worker_address
+from horde.database.functions import note_text_workers_changed
+from horde.database.kudos import append_movements
+from horde.database.stats import HordeModes
+from horde.database.text_functions import ServableQueue, claim_next_request, get_sorted_text_wp_filtered_to_worker
+from horde.database.text_jobs import AssignedJobs, assign_jobs
+from horde.database.users import Caller
+from horde.database.workers import is_profane
+from horde.db import after_commit
+from horde.exceptions import BadRequest, Forbidden, HordeError
+from horde.model_reference import get_text_model_multiplier, is_known_text_model
+from horde.return_codes import ReturnCode
+
+MAX_POPPED_MODELS = 200
+MAX_WORKER_NAME_LENGTH = 100
+RESERVED_NAME_WORDS = ("colab", "tpu", "google")
+UNTRUSTED_WORKER_COUNT = 3  # a fourth is still accepted
+TRUSTED_WORKER_COUNT = 20
+_MARKUP = re.compile(r"<[^<>]{0,1000}>")
+
+CountedName = Annotated[str, Field(max_length=4096)]
+
+
+class TextPopBody(LenientBody):
+    """The keys of a text pop; the chat declaration is checked by `parse_chat_declaration_fields`."""
+
+    name: Annotated[str, Field(min_length=1, max_length=4096)]
+    models: list[CountedName] = Field(default_factory=list)
+    bridge_agent: str = UNKNOWN_BRIDGE_AGENT
+    threads: Annotated[int, Field(ge=1, le=50)] = 1
+    amount: Annotated[int, Field(ge=1, le=20)] = 1
+    nsfw: bool = True
+    priority_usernames: list[CountedName] = Field(default_factory=list)
+    max_length: Annotated[int, Field(ge=1, le=2**31 - 1)] = 512
+    max_context_length: Annotated[int, Field(ge=1, le=2**31 - 1)] = 2048
+
+    @property
+    def clean_name(self) -> str:
+        """The worker's name: trimmed, without markup, cut to what the column holds."""
+        return _MARKUP.sub("", self.name).strip()[:MAX_WORKER_NAME_LENGTH]
+
+    @property
+    def clean_agent(self) -> str:
+        """The bridge agent without markup; a long one is cut, since one worker's grows with every reload."""
+        return _MARKUP.sub("", self.bridge_agent)[:MAX_BRIDGE_AGENT_LENGTH]
+
+    @property
+    def known_models(self) -> list[str]:
+        """The models offered, each once, in order; the first 200 count."""
+        return list(dict.fromkeys(self.models[:MAX_POPPED_MODELS]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoppedJobs:
+    """The jobs of a pop with their payload; None when there was nothing for the worker."""
+
+    jobs: AssignedJobs | None
+    payload: dict[str, Any]
+    is_chat: bool = False
+    skipped: dict[str, int]
+
+
+def parse_priority_user_ids(usernames: Sequence[str]) -> list[int]:
+    """The user ids of `name#id` aliases; an id that cannot be one matches nobody. Raises BadRequest without a `#`."""
+    ids = []
+    for username in usernames:
+        if "#" not in username:
+            message = f"Priority username '{username[:64]}' needs the form name#id."
+            raise BadRequest(message, ReturnCode.INVALID_PRIORITY_USERNAME)
+        number = username.rpartition("#")[2]
+        if number.isascii() and number.isdecimal() and len(number) <= 10 and int(number) < 2**31:
+            ids.append(int(number))
+    return ids
+
+
+def check_models(body: TextPopBody, caller: Caller) -> list[str]:
+    """The models of a pop: at least one, of storable length, none reserved to another user. Raises BadRequest."""
+    models = body.known_models
+    if not models:
+        raise BadRequest("A worker has to offer at least one model.")
+    for model in models:
+        if not 1 <= len(model) <= 255:
+            raise BadRequest("A model name has 1 to 255 characters.")
+        alias = model.rpartition("::")[2] if "::" in model else ""
+        if "#" in alias and alias != caller.alias:
+            raise BadRequest(f"The model '{model[:64]}' is reserved to its user.")
+    return models
+
+
+def check_owner(caller: Caller) -> None:
+    """Refuse accounts that run no workers. Raises Forbidden."""
+    if caller.is_deleted:
+        raise Forbidden("This account is scheduled for deletion and cannot run workers.", ReturnCode.DELETED_USER)
+    if caller.is_flagged:
+        message = "This account was flagged by a moderator, so its workers get no jobs."
+        raise Forbidden(message, ReturnCode.WORKER_FLAGGED_MAINTENANCE)
+    if caller.is_anonymous:
+        raise Forbidden("Workers need an account of their own. Please register.", ReturnCode.ANON_FORBIDDEN_WORKER)
+
+
+def find_named_worker(session: Session, name: str) -> TextWorker | None:
+    """The text worker of a name; raises BadRequest when a worker of another kind has it."""
+    worker = session.scalar(select(TextWorker).where(TextWorker.name == name))
+    if worker is None and session.scalar(select(Worker.id).where(Worker.name == name)) is not None:
+        message = f"The name '{name}' belongs to a worker of another kind."
+        raise BadRequest(message, ReturnCode.POLYMORPHIC_NAME_CONFLICT)
+    return worker
+
+
+def find_address_refusal(caller: Caller, modes: HordeModes) -> HordeError | None:
+    """The refusal of a worker's address in timeout, or called unsafe by the checker; None when it may work.
+
+    May wait for the checker, so no transaction may be open; the pop raises it in its place among the checks.
+    """
+    address = get_peer_address()
+    try:
+        check_address_timeout(address, for_worker=True)
+        is_exempt = caller.is_trusted or caller.is_vpn
+        check_worker_address(address, is_exempt=is_exempt, raid=modes.raid, config=get_config())
+    except HordeError as refusal:
+        return refusal
+    return None
+
+
+def check_worker_owner(worker: TextWorker, caller: Caller) -> None:
+    """Refuse a name that belongs to somebody else. Raises Forbidden."""
+    if worker.user_id != caller.id:
+        message = f"The worker name '{worker.name}' belongs to another user. Choose a name of your own."
+        raise Forbidden(message, ReturnCode.WRONG_CREDENTIALS)
+
+
+def check_new_worker(session: Session, body: TextPopBody, caller: Caller, modes: HordeModes) -> None:
+    """Refuse a new worker by its name or by how many its owner has. Raises BadRequest or Forbidden."""
+    name = body.clean_name
+    if not name:
+        raise BadRequest("A worker needs a name.")
+    if is_profane(name):
+        raise BadRequest("The worker's name contains profanity.", ReturnCode.PROFANE_WORKER_NAME)
+    if is_profane(body.clean_agent):
+        raise BadRequest("The bridge agent contains profanity.", ReturnCode.PROFANE_BRIDGE_AGENT)
+    if any(word in name.lower() for word in RESERVED_NAME_WORDS):
+        raise BadRequest(f"A worker's name cannot contain {', '.join(RESERVED_NAME_WORDS)}.")
+    own, same_address = session.execute(
+        select(
+            func.count().filter(Worker.user_id == caller.id),
+            func.count().filter(Worker.ipaddr == get_peer_address()),
+        )
+    ).one()
+    _check_worker_counts(own, same_address, caller, modes)
+
+
+def _check_worker_counts(own: int, same_address: int, caller: Caller, modes: HordeModes) -> None:
+    invited = caller.worker_invited
+    if modes.invite_only and own >= invited:
+        message = "The horde takes new workers by invitation only at the moment."
+        raise Forbidden(message, ReturnCode.WORKER_INVITE_ONLY)
+    if not caller.is_trusted and own > max(UNTRUSTED_WORKER_COUNT, invited):
+        message = f"Only trusted users may run more than {UNTRUSTED_WORKER_COUNT + 1} workers."
+        raise Forbidden(message, ReturnCode.TOO_MANY_WORKERS)
+    if own > TRUSTED_WORKER_COUNT and own > invited:
+        message = f"You already run {own} workers. Please ask the moderators for more."
+        raise Forbidden(message, ReturnCode.TOO_MANY_WORKERS_TRUSTED)
+    allowed = TRUSTED_WORKER_COUNT if caller.is_trusted else UNTRUSTED_WORKER_COUNT
+    if same_address > allowed and same_address > invited:
+        message = "There are too many workers on your address."
+        raise Forbidden(message, ReturnCode.TOO_MANY_SAME_IPS)
+
+
+def create_worker(session: Session, body: TextPopBody, caller: Caller, now: datetime) -> TextWorker:
+    """A new worker's row; raises Forbidden when somebody took the name at this very moment."""
+    worker = TextWorker(
+        id=uuid4(),
+        user_id=caller.id,
+        name=body.clean_name,
+        created=now,
+        last_check_in=now,
+        last_aborted_job=now,
+        uptime=0,
+        last_reward_uptime=0,
+        paused=False,
+        maintenance=False,
+        speed=1.0,
+        threads=body.threads,
+        accepts_chat_jobs=False,
+        accepts_prompt_jobs=True,
+    )
+    session.add(worker)
+    try:
+        session.flush()
+    except IntegrityError as error:
+        raise Forbidden("This worker name was just taken.", ReturnCode.WRONG_CREDENTIALS) from error
+    return worker
+
+
+def check_in(
+    session: Session,
+    worker: TextWorker,
+    body: TextPopBody,
+    models: Sequence[str],
+    declaration: ChatDeclaration | None,
+    caller: Caller,
+    *,
+    is_new: bool,
+    now: datetime,
+) -> bool:
+    """Write what the pop says of the worker, if anything is due; True when something was written.
+
+    The declaration is compared at every pop, the rest every 30 s. The caller commits before it reads the queue.
+    """
+    was_online = is_online(worker.last_check_in, now) and not is_new
+    is_written = worker.store_chat_declaration(declaration)
+    is_changed = is_written or not was_online
+    if is_new or worker.is_check_in_due(now):
+        old_limits = (worker.max_length, worker.max_context_length)
+        limits = (body.max_length, body.max_context_length)
+        is_rewarded = worker.check_in(
+            now=now,
+            ipaddr=get_peer_address()[:39],
+            bridge_agent=body.clean_agent,
+            threads=body.threads,
+            nsfw=body.nsfw,
+            limits=limits,
+        )
+        is_changed |= _write_models(session, worker, models, is_new=is_new) or limits != old_limits
+        is_written = True
+        if is_rewarded:
+            _reward_uptime(session, worker, models, caller, now)
+    if is_changed:
+        after_commit(session, note_text_workers_changed)
+    return is_written
+
+
+def _write_models(session: Session, worker: TextWorker, models: Sequence[str], *, is_new: bool) -> bool:
+    """Store the offered models if the set changed; True when it did."""
+    stored = set() if is_new else set(session.scalars(select(WorkerModel.model).where(WorkerModel.worker_id == worker.id)))
+    if stored == set(models):
+        return False
+    if stored - set(models):
+        session.execute(
+            delete(WorkerModel).where(WorkerModel.worker_id == worker.id, WorkerModel.model.in_(stored - set(models)))
+        )
+    added = [model for model in models if model not in stored]
+    if added:
+        session.execute(insert(WorkerModel).values([{"worker_id": worker.id, "model": model} for model in added]))
+    return True
+
+
+def _reward_uptime(session: Session, worker: TextWorker, models: Sequence[str], caller: Caller, now: datetime) -> None:
+    kudos = compute_uptime_reward(
+        max_context_length=worker.max_context_length,
+        multiplier=get_text_model_multiplier(models[0]),
+        is_known=is_known_text_model(models[0]),
+        validated=is_backend_validated(worker.bridge_agent, get_config().validated_backends),
+    )
+    movements = build_uptime_movements(kudos=kudos, worker_id=worker.id, owner_id=caller.id, owner_trusted=caller.is_trusted)
+    append_movements(session, uuid4(), movements, now)
+
+
+def read_queue(
+    session: Session,
+    worker: TextWorker,
+    models: Sequence[str],
+    caller: Caller,
+    priority_user_ids: Sequence[int],
+    now: datetime,
+) -> ServableQueue:
+    """What of the queue this pop may take. Models are those of the pop, limits those of the stored worker."""
+    config = get_config()
+
+    def build_inputs(minimum_speed: float) -> EligibilityInputs:
+        return EligibilityInputs(
+            models=frozenset(models),
+            owner_trusted=caller.is_trusted,
+            validated_backends=config.validated_backends,
+            minimum_speed=minimum_speed,
+            now=now,
+        )
+
+    text_speed = get_minimum_text_speed(get_text_model_multiplier(models[0]))
+    chat_speed = text_speed
+    if worker.chat_model_id is not None:
+        chat_speed = get_minimum_text_speed(get_text_model_multiplier(worker.chat_model_id))
+        if worker_may_be_speed_gated(worker.speed, worker.chat_max_length or 0):
+            after_commit(session, _count_lease_capacity_limited)
+    return get_sorted_text_wp_filtered_to_worker(
+        session, worker, build_inputs(text_speed), build_inputs(chat_speed), priority_user_ids
+    )
+
+
+def _count_lease_capacity_limited() -> None:
+    metrics.pop_lease_capacity_limited.add(1, {"horde.gentype": "text"})
+
+
+def take_jobs(
+    session: Session, worker: TextWorker, queue: ServableQueue, models: Sequence[str], *, amount: int, now: datetime
+) -> PoppedJobs:
+    """Claim a request and write its jobs, in the caller's transaction; without one, the body of an idle pop."""
+    claimed = claim_next_request(session, queue, wanted=amount, now=now)
+    if claimed is None:
+        return PoppedJobs(jobs=None, payload=dict(TEXT_PAYLOAD_DEFAULTS), skipped=queue.skipped)
+    jobs = assign_jobs(session, claimed, worker, models, now)
+    request = claimed.request
+    waited = max(0.0, (now - request.created).total_seconds())
+    kind = "shared_key" if request.sharedkey_id else ("anonymous" if request.user_id == 0 else "registered")
+    bucket = metrics.get_text_length_bucket(request.max_length)
+
+    def count() -> None:
+        metrics.text_queue_wait_seconds.record(
+            waited, {"horde.requester": kind, "horde.chat": request.is_chat, "horde.requested_bucket": bucket}
+        )
+
+    after_commit(session, count)
+    return PoppedJobs(jobs=jobs, payload=request.get_pop_payload(), is_chat=request.is_chat, skipped=queue.skipped)
+
+
+def build_pop_response(popped: PoppedJobs) -> dict[str, Any]:
+    """The body of a pop; a chat job alone carries `chat`."""
+    jobs = popped.jobs
+    ids = [] if jobs is None else [str(job_id) for job_id in jobs.ids]
+    body: dict[str, Any] = {
+        "payload": popped.payload,
+        "id": ids[0] if ids else None,
+        "ids": ids,
+        "messages": [],
+        "ttl": None if jobs is None else jobs.ttl_seconds,
+        "extra_source_images": None,
+        "skipped": popped.skipped,
+        "softprompt": None,
+        "model": None if jobs is None else jobs.model,
+    }
+    return body | {"chat": True} if popped.is_chat else body

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+"""The steps of a worker's submit: the job, the shape of what came, the reply's verification, the settlement."""
+
+from dataclasses import replace
+from datetime import datetime
+from typing import Annotated, Any
+from uuid import UUID
+
+from horde_sdk.generation_parameters.text.chat_policy import ChatConformance
+from pydantic import Field
+
+from horde import metrics
+from horde.apis.requests import get_config
+from horde.chat_signal import ChatEvent, publish_chat_event
+from horde.classes.base.worker import is_backend_validated
+from horde.classes.kobold.chat_request import (
+    CHAT_WORKER_FAULT_MESSAGES,
+    ChatSubmission,
+    SubmissionState,
+    chat_reply_finish_reason,
+    verify_chat_reply,
+)
+from horde.classes.kobold.processing_generation import (
+    GateShadowOutcome,
+    TextProcessingGeneration,
+    build_gate_shadow_attributes,
+    seconds_since,
+)
+from horde.classes.kobold.text_request import LenientBody
+from horde.database.text_jobs import (
+    Fault,
+    JobFacts,
+    ModelFacts,
+    Settlement,
+    Submitted,
+    compute_job_kudos,
+    fault_job,
+    find_job,
+    settle_job,
+)
+from horde.database.text_status import CSAM_METADATA
+from horde.database.users import Caller
+from horde.database.workers import parse_id
+from horde.db import transaction
+from horde.exceptions import BadRequest, Forbidden, NotFound
+from horde.logger import get_logger
+from horde.model_reference import get_text_model_multiplier, is_known_text_model
+from horde.return_codes import ReturnCode
+
+logger = get_logger(__name__)
+
+MAX_METADATA_ENTRIES = 50
+
+
+class GenerationMetadata(LenientBody):
+    """One entry of `gen_metadata` a text worker may send."""
+
+    type: Annotated[str, Field(max_length=255)]
+    value: Annotated[str, Field(max_length=255)]
+    ref: Annotated[str, Field(max_length=255)] | None = None
+
+
+class TextSubmitBody(LenientBody):
+    """The keys of a text job's submit."""
+
+    id: str
+    generation: str
+    state: SubmissionState = Field(default=SubmissionState.OK, strict=False)
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] = 0
+    gen_metadata: list[GenerationMetadata] = Field(default_factory=list)
+
+
+def require_job(job: JobFacts | None, caller: Caller | None, job_id: str) -> JobFacts:
+    """The job of a submit in the hands of its worker's owner; raises NotFound or Forbidden."""
+    if job is None:
+        message = f"Processing generation '{job_id[:64]}' is unknown, or its request has expired."
+        raise NotFound(message, ReturnCode.INVALID_JOB_ID)
+    if caller is None or caller.id != job.worker_owner_id:
+        message = f"The worker '{job.worker_name}' of this job belongs to another user."
+        raise Forbidden(message, ReturnCode.WRONG_CREDENTIALS)
+    return job
+
+
+def parse_job_id(text: object) -> UUID | None:
+    """A job id from a body; None for what cannot be one."""
+    return parse_id(text) if isinstance(text, str) else None
+
+
+def build_lost_refusal(job: JobFacts) -> BadRequest:
+    """The refusal of a submit for a job that ended before, however it ended."""
+    if job.is_completed:
+        message = f"Processing generation '{job.id}' was already submitted."
+        return BadRequest(message, ReturnCode.DUPLICATE_GEN)
+    message = (
+        f"Processing generation '{job.id}' took too long or was aborted. "
+        f"Generations have to be completed within {job.job_ttl} seconds."
+    )
+    return BadRequest(message, ReturnCode.ABORTED_GEN)
+
+
+def build_text_submission(body: TextSubmitBody, job: JobFacts) -> Submitted:
+    """A text job's reply as stored; raises BadRequest for more metadata than anybody needs."""
+    if len(body.gen_metadata) > MAX_METADATA_ENTRIES:
+        raise BadRequest(f"'gen_metadata' may hold at most {MAX_METADATA_ENTRIES} entries.")
+    entries = [entry.model_dump(exclude_none=True) for entry in body.gen_metadata]
+    metadata, is_censored = mark_censorship(body.state, entries)
+    columns: dict[str, Any] = {"generation": body.generation, "gen_metadata": metadata, "seed": max(body.seed, 0)}
+    tokens = TextProcessingGeneration.get_things_count(None, body.generation, job.max_length)
+    return Submitted(columns=columns, tokens=tokens, is_censored=is_censored)
+
+
+def mark_censorship(state: SubmissionState, metadata: list[dict[str, Any]]) -> tuple[list[dict[str, Any]] | None, bool]:
+    """The stored metadata and whether the reply is censored: the state and a csam entry each imply the other."""
+    has_entry = CSAM_METADATA in metadata
+    if state is SubmissionState.CSAM and not has_entry:
+        metadata = [*metadata, CSAM_METADATA]
+    is_censored = state in {SubmissionState.CENSORED, SubmissionState.CSAM} or has_entry
+    return metadata or None, is_censored
+
+
+def verify_chat_submission(submission: ChatSubmission, job: JobFacts) -> tuple[Submitted, int]:
+    """The verified reply as stored, and how many calls the single-call rule dropped.
+
+    May run the schema helper, so no transaction may be open. Raises BadRequest with ChatSubmitInvalid or
+    ChatSubmitNonconformant.
+    """
+    message = submission.message or {}
+    verified = verify_chat_reply(message, job.chat_extras, ChatConformance(job.chat_conformance), submission.state)
+    finish_reason = chat_reply_finish_reason(submission.finish_reason or "", verified.message, job.chat_extras)
+    metadata, is_censored = mark_censorship(submission.state, [])
+    columns = TextProcessingGeneration.get_submission_columns(submission, verified.message, finish_reason)
+    tokens = TextProcessingGeneration.get_things_count(verified.message, None, job.max_length)
+    submitted = Submitted(columns=columns | {"gen_metadata": metadata}, tokens=tokens, is_censored=is_censored)
+    return submitted, verified.dropped_tool_call_count
+
+
+def compute_reward(job: JobFacts, submitted: Submitted) -> Any:
+    """Kudos of a reply to a job, by the model that served it."""
+    config = get_config()
+    model = ModelFacts(
+        multiplier=get_text_model_multiplier(job.model),
+        is_known=is_known_text_model(job.model),
+        is_validated=is_backend_validated(job.bridge_agent, config.validated_backends),
+        is_targeted=config.require_matched_targeting and job.lists_workers,
+    )
+    return compute_job_kudos(job, submitted.tokens, model)
+
+
+def settle(job: JobFacts, submitted: Submitted, *, dropped_tool_calls: int, now: datetime) -> float:
+    """Store a reply and pay for it, once, and tell whoever waits; the reward in kudos.
+
+    A fake job is answered alike and moves nothing. Raises BadRequest for the loser of a race.
+    """
+    kudos = compute_reward(job, submitted)
+    if job.is_fake:
+        return float(kudos)
+    with transaction() as session:
+        settlement = settle_job(session, job, submitted, kudos, now)
+        if settlement is None:
+            raise _JobLost
+    _report_stored(job, submitted, settlement, dropped_tool_calls, now)
+    return float(kudos)
+
+
+class _JobLostError(Exception):
+    """Rolls a settlement back whose job ended meanwhile."""
+
+
+_JobLost = _JobLostError()
+
+
+def settle_or_refuse(job: JobFacts, submitted: Submitted, *, dropped_tool_calls: int = 0, now: datetime) -> float:
+    """As `settle`; the loser of a race reads how the job ended and raises that refusal."""
+    try:
+        return settle(job, submitted, dropped_tool_calls=dropped_tool_calls, now=now)
+    except _JobLostError:
+        pass
+    with transaction() as session:
+        ended = find_job(session, job.id)
+    raise build_lost_refusal(replace(job, is_faulted=True) if ended is None else ended)
+
+
+def _report_stored(job: JobFacts, submitted: Submitted, settlement: Settlement, dropped_tool_calls: int, now: datetime) -> None:
+    """Log, count and signal a stored reply, after its commit. Best effort."""
+    extra = {"generation": str(job.id), "worker": str(job.worker_id), "chat": job.is_chat}
+    if dropped_tool_calls:
+        extra["dropped_tool_calls"] = dropped_tool_calls
+    logger.info("horde.job_submit.done", extra=extra)
+    _count_stored(job, submitted, now)
+    if job.is_chat:
+        publish_chat_event(job.wp_id, ChatEvent.GENERATION, settlement.finished_count)
+        if settlement.is_done:
+            publish_chat_event(job.wp_id, ChatEvent.DONE, settlement.finished_count)
+
+
+def _count_stored(job: JobFacts, submitted: Submitted, now: datetime) -> None:
+    has_calls = bool((submitted.columns.get("message") or {}).get("tool_calls"))
+    if submitted.columns["generation"] == "" and not has_calls:
+        label = job.model if is_known_text_model(job.model) else "other"
+        metrics.text_empty_generations.add(1, {"horde.model": label})
+    if job.is_over_capacity:
+        attributes = build_gate_shadow_attributes(owner_trusted=job.worker_owner_trusted, max_length=job.max_length)
+        metrics.gate_shadow_service_seconds.record(seconds_since(job.start_time, now), attributes)
+        outcome = GateShadowOutcome.COMPLETED.value
+        metrics.gate_shadow_outcomes.add(1, attributes | {"horde.outcome": outcome})
+
+
+def count_worker_fault(fault_reason: str | None, job: JobFacts) -> None:
+    """Count a faulted chat submit by the reason sent; a worker's own words are never an attribute."""
+    known: dict[str | None, str] = {None: "none"}
+    reason = (known | {reason: reason for reason in CHAT_WORKER_FAULT_MESSAGES}).get(fault_reason, "unknown")
+    metrics.chat_worker_faults.add(1, {"horde.reason": reason, "horde.worker_trusted": job.worker_owner_trusted})
+
+
+def fault(job: JobFacts, *, is_raid: bool, now: datetime) -> float:
+    """End a job without a reply; 0, also for a job that was faulted before. Raises BadRequest for a completed one."""
+    if job.is_completed:
+        raise build_lost_refusal(job)
+    with transaction() as session:
+        outcome = fault_job(session, job, is_raid=is_raid, now=now)
+        ended = None if outcome.is_applied else find_job(session, job.id)
+    if ended is not None and ended.is_completed:
+        raise build_lost_refusal(ended)
+    if outcome.is_applied and not outcome.is_fake:
+        _report_fault(job, outcome)
+    return 0.0
+
+
+def _report_fault(job: JobFacts, outcome: Fault) -> None:
+    logger.info("horde.job_submit.faulted", extra={"generation": str(job.id), "worker": str(job.worker_id)})
+    if job.is_over_capacity:
+        attributes = build_gate_shadow_attributes(owner_trusted=job.worker_owner_trusted, max_length=job.max_length)
+        metrics.gate_shadow_outcomes.add(1, attributes | {"horde.outcome": GateShadowOutcome.FAULTED.value})
+    if job.is_chat and outcome.is_request_faulted:
+        publish_chat_event(
+            job.wp_id,
+            ChatEvent.FAULTED,
+            outcome.finished_count,
+            fault_reason=outcome.fault_reason,
+            fault_rc=outcome.fault_rc,
+        )

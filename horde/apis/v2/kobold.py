@@ -1,0 +1,709 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+"""The text routes and the chat routes over them: submit, status, cancel, pop, submit of a reply.
+
+Each method is the list of its steps in the order in which they may refuse; the steps live in the neighbours.
+Source: docs/reference/text_requests.md and docs/reference/chat_requests.md.
+"""
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+from flask_restx import Api, Namespace, Resource
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from horde import metrics
+from horde.apis.models import kobold as shapes
+from horde.apis.requests import get_config, read_json_body, read_json_object, require_api_key
+from horde.apis.v2 import _text_generate as generate
+from horde.apis.v2 import _text_pop as popping
+from horde.apis.v2 import _text_submit as submitting
+from horde.chat_contract import MAX_CHAT_BODY_BYTES, ChatContextAdjustmentReason, ChatContextFit
+from horde.chat_signal import ChatEvent, publish_chat_event
+from horde.classes.kobold.chat_request import (
+    ChatDeclaration,
+    ChatRequest,
+    ChatSubmission,
+    SizedContext,
+    SubmissionState,
+    build_operation_fingerprint,
+    build_stored_chat_extras,
+    build_worker_targeting,
+    chat_tools_temperature,
+    check_submitted_model,
+    check_text_job_submission,
+    flatten_messages,
+    is_chat_submission,
+    parse_chat_declaration_fields,
+    parse_chat_request,
+    parse_chat_submission,
+    required_chat_features,
+    rewrite_message_texts,
+    size_chat_context,
+)
+from horde.classes.kobold.processing_generation import build_gate_shadow_attributes
+from horde.classes.kobold.text_params import check_text_param_rules
+from horde.classes.kobold.text_request import (
+    FREE_EXTRA_SOURCE_IMAGES,
+    MAX_EXTRA_SOURCE_IMAGES,
+    MAX_TARGETED_WORKERS,
+    TextContextFit,
+    TextRequest,
+    estimate_text_prompt_tokens,
+    parse_lenient_body,
+    parse_text_request,
+    size_text_context,
+)
+from horde.classes.kobold.waiting_prompt import OperationKeyClaim, TextWaitingPrompt
+from horde.classes.kobold.worker import TextRequestFacts, TextWorker
+from horde.clock import utcnow
+from horde.database.functions import TextWorkerBounds, get_highest_text_worker_limits
+from horde.database.moderation import check_prompt_left, find_prompt_rewrite
+from horde.database.stats import get_horde_modes
+from horde.database.text_admission import Submitter
+from horde.database.text_functions import OperationClaim, find_chat_operation_claim, is_chat_model_served
+from horde.database.text_jobs import JobFacts, find_job, record_job_refusal
+from horde.database.text_requests import RequestContent, cancel_text_request
+from horde.database.text_status import build_text_status, require_request_progress
+from horde.database.users import Caller, find_caller, find_generate_caller
+from horde.db import transaction
+from horde.exceptions import BadRequest, Forbidden, HordeError, NotFound, ServiceUnavailable, Unauthorized
+from horde.limiter import (
+    limit_chat_submit,
+    limit_pop,
+    limit_status_delete,
+    limit_status_read,
+    limit_submit,
+    limit_text_submit,
+)
+from horde.logger import get_logger
+from horde.model_reference import is_known_text_model
+from horde.return_codes import ReturnCode
+
+logger = get_logger(__name__)
+namespace = Namespace("v2/generate", path="/v2/generate", description="Text and chat requests and the jobs they become.")
+refusal = shapes.build_refusal(namespace)
+text_request, chat_request = shapes.build_text_request(namespace), shapes.build_chat_request(namespace)
+accepted, quote = shapes.build_accepted(namespace), shapes.build_quote(namespace)
+text_status, chat_status = shapes.build_text_status(namespace), shapes.build_chat_status(namespace)
+
+INVALID_KEY = "No user matching sent API Key. Have you remembered to register?"
+RECORDED_REFUSALS = frozenset(
+    {ReturnCode.CHAT_SUBMIT_INVALID, ReturnCode.CHAT_SUBMIT_NONCONFORMANT, ReturnCode.CHAT_MODEL_MISMATCH}
+)
+
+
+@namespace.route("/text/async")
+class TextAsyncGenerate(Resource):
+    """Queue a text request."""
+
+    @namespace.expect(text_request)
+    @namespace.param("apikey", "The key of the account or shared key that pays.", _in="header", required=True)
+    @namespace.response(202, "Queued", accepted)
+    @namespace.response(200, "Dry run", quote)
+    @namespace.response(400, "Refused", refusal)
+    @namespace.response(401, "Unknown key", refusal)
+    @namespace.response(403, "Not allowed", refusal)
+    @namespace.response(404, "Unknown worker or style", refusal)
+    @namespace.response(429, "Too many requests", refusal)
+    @limit_text_submit
+    def post(self) -> tuple[dict[str, Any], int]:
+        """Queue a text request. 202 {id, kudos, message?}; 200 {kudos, resolved} for a dry run."""
+        text = parse_text_request(read_json_object())
+        api_key = require_api_key()
+        now = utcnow()
+        with transaction() as session:
+            self.check_style(text)
+            context_length = self.size_context(session, text, now)
+            is_raid = generate.check_maintenance(session)
+            self.check_webhook(text)
+            submitter = generate.check_submitter(session, api_key, allow_downgrade=text.body.allow_downgrade, now=now)
+            self.check_body_for(submitter, text)
+            listed = text.body.workers[:MAX_TARGETED_WORKERS]
+            models = tuple(dict.fromkeys(text.body.models))
+            worker_ids = generate.check_targets_and_limits(session, submitter, listed_workers=listed, n=text.n, models=models)
+            prompt = self.moderate(session, submitter, text)
+            check_text_param_rules(text.params, max_length=text.max_length, max_context_length=context_length)
+            if text.body.extra_source_images:
+                message = "Text requests take no extra source images."
+                raise BadRequest(message, ReturnCode.INVALID_EXTRA_SOURCE_IMAGES)
+            facts = TextRequestFacts(
+                user_id=submitter.caller.id,
+                is_chat=False,
+                models=models,
+                max_length=text.max_length,
+                max_context_length=context_length,
+                trusted_workers=text.body.trusted_workers,
+                validated_backends=text.body.validated_backends,
+                slow_workers=text.body.slow_workers,
+                worker_ids=frozenset(worker_ids),
+                worker_blacklist=text.body.worker_blacklist and bool(worker_ids),
+            )
+            stored = generate.admit(
+                session,
+                submitter,
+                facts,
+                n=text.n,
+                allow_downgrade=text.body.allow_downgrade,
+                is_dry_run=text.body.dry_run,
+                now=now,
+            )
+            if text.body.dry_run:
+                return self.answer_dry_run(text, prompt, stored), 200
+            content = RequestContent(
+                prompt=prompt,
+                submitted_prompt=text.body.prompt,
+                params=text.params,
+                gen_payload=TextWaitingPrompt.prepare_job_payload(
+                    params=text.params,
+                    max_length=stored.admission.facts.max_length,
+                    max_context_length=context_length,
+                ),
+                n=text.n,
+                proxied_account=text.body.proxied_account,
+                webhook=text.body.webhook,
+                worker_ids=worker_ids,
+            )
+            generate.store(session, stored, content, now)
+        generate.activate(stored, claim=None, now=now)
+        return generate.build_accepted(stored, is_raid=is_raid), 202
+
+    @staticmethod
+    def check_style(text: TextRequest) -> None:
+        """No style exists yet, so none is found."""
+        if text.body.style is not None:
+            raise NotFound(f"Style '{text.body.style[:64]}' not found.", ReturnCode.STYLE_NOT_FOUND)
+
+    @staticmethod
+    def size_context(session: Session, text: TextRequest, now: datetime) -> int:
+        """The context in tokens; who could serve more is asked only when it may grow."""
+        bound = None
+        if text.context_fit is TextContextFit.GROW:
+            bounds = get_highest_text_worker_limits(session, text.body.models, is_chat=False, now=now)
+            bound = bounds.max_context_length
+        return size_text_context(text, growth_bound=bound)
+
+    @staticmethod
+    def check_webhook(text: TextRequest) -> None:
+        """A webhook is an https address."""
+        if text.body.webhook is not None and not text.body.webhook.startswith("https://"):
+            raise BadRequest("'webhook' has to start with https://.")
+
+    @staticmethod
+    def check_body_for(submitter: Submitter, text: TextRequest) -> None:
+        """What depends on who asks: proxied accounts, extra images, batching; and that there is a prompt."""
+        caller, body = submitter.caller, text.body
+        if body.proxied_account is not None and not caller.is_service:
+            message = "Only service accounts may name a proxied account."
+            raise BadRequest(message, ReturnCode.ONLY_SERVICE_ACCOUNT_PROXY)
+        if len(body.extra_source_images) > MAX_EXTRA_SOURCE_IMAGES:
+            message = f"A request may carry at most {MAX_EXTRA_SOURCE_IMAGES} extra source images."
+            raise BadRequest(message, ReturnCode.TOO_MANY_EXTRA_SOURCE_IMAGES)
+        if len(body.extra_source_images) > FREE_EXTRA_SOURCE_IMAGES and not caller.is_trusted:
+            message = f"Only trusted users may send more than {FREE_EXTRA_SOURCE_IMAGES} extra source image."
+            raise BadRequest(message, ReturnCode.MORE_THAN_MIN_EXTRA_SOURCE_IMAGE)
+        if not body.prompt:
+            raise BadRequest("You cannot specify an empty prompt.", ReturnCode.MISSING_PROMPT)
+        if body.disable_batching and text.n > 1 and not caller.is_trusted:
+            raise BadRequest("Only trusted users may disable batching.", ReturnCode.REQUIRES_TRUST)
+
+    @staticmethod
+    def moderate(session: Session, submitter: Submitter, text: TextRequest) -> str:
+        """The prompt workers get: rewritten where the filter applies."""
+        rewrite = find_prompt_rewrite(
+            session, is_flagged=submitter.caller.is_flagged, models=text.body.models, prompt=text.body.prompt
+        )
+        if rewrite is None:
+            return text.body.prompt
+        prompt = rewrite(text.body.prompt)
+        check_prompt_left(prompt)
+        return prompt
+
+    @staticmethod
+    def answer_dry_run(text: TextRequest, prompt: str, stored: generate.StoredRequest) -> dict[str, Any]:
+        """The quote and the request as it would run."""
+        params = {key: value for key, value in text.params.items() if key != "n"}
+        facts = stored.admission.facts
+        resolved = {
+            "prompt": prompt,
+            "params": params | {"max_length": facts.max_length, "max_context_length": facts.max_context_length},
+            "models": list(facts.models),
+            "style": None,
+            "estimated_prompt_tokens": estimate_text_prompt_tokens(prompt),
+            "context_fit": text.context_fit.value,
+        }
+        return {"kudos": stored.quote, "resolved": resolved}
+
+
+def read_chat_request_body() -> object:
+    """The decoded body of a chat submit; raises RequestTooLarge beyond 36 MiB, before anything is parsed."""
+    return read_json_body(MAX_CHAT_BODY_BYTES)
+
+
+@namespace.route("/chat/async")
+class ChatAsyncGenerate(Resource):
+    """Queue a chat request."""
+
+    @namespace.expect(chat_request)
+    @namespace.param("apikey", "The key of the account or shared key that pays.", _in="header", required=True)
+    @namespace.response(202, "Queued", accepted)
+    @namespace.response(200, "Dry run or repeated operation key", quote)
+    @namespace.response(400, "Refused", refusal)
+    @namespace.response(401, "Unknown key", refusal)
+    @namespace.response(403, "Not allowed", refusal)
+    @namespace.response(404, "Unknown model or worker", refusal)
+    @namespace.response(413, "Body over 36 MiB", refusal)
+    @namespace.response(429, "Too many requests", refusal)
+    @namespace.response(503, "Chat is switched off", refusal)
+    @limit_chat_submit
+    def post(self) -> tuple[dict[str, Any], int]:
+        """Queue a chat request. 202 {id, kudos, message?}; 200 for a dry run or a repeated operation key."""
+        chat = parse_chat_request(read_chat_request_body())
+        api_key = require_api_key()
+        now = utcnow()
+        with transaction() as session:
+            claim = self.build_claim(chat)
+            claimed = self.find_claim(session, api_key, claim)
+            if claim is not None and claimed is not None:
+                return self.answer_repeat(claimed, claim), 200
+            self.check_admission()
+            is_raid = generate.check_maintenance(session)
+            submitter = generate.check_submitter(session, api_key, allow_downgrade=False, now=now)
+            targeting = build_worker_targeting(chat.horde)
+            worker_ids = generate.check_targets_and_limits(
+                session, submitter, listed_workers=targeting.worker_ids, n=1, models=chat.models
+            )
+            moderated = self.moderate(session, submitter, chat)
+            bounds = get_highest_text_worker_limits(session, chat.models, is_chat=True, now=now)
+            self.ensure_model_known(session, chat, bounds, now)
+            sized = self.size_context(chat, moderated, bounds)
+            check_text_param_rules(chat.text_params, max_length=sized.max_length, max_context_length=sized.max_context_length)
+            facts = TextRequestFacts(
+                user_id=submitter.caller.id,
+                is_chat=True,
+                models=chat.models,
+                max_length=sized.max_length,
+                max_context_length=sized.max_context_length,
+                trusted_workers=targeting.trusted_workers,
+                validated_backends=targeting.validated_backends,
+                slow_workers=targeting.slow_workers,
+                worker_ids=frozenset(worker_ids),
+                worker_blacklist=targeting.is_deny_list,
+                required_features=frozenset(required_chat_features(chat)),
+                tools_temperature=chat_tools_temperature(chat),
+            )
+            self.check_kudos_cap(chat, facts)
+            stored = generate.admit(session, submitter, facts, n=1, allow_downgrade=False, is_dry_run=chat.horde.dry_run, now=now)
+            if chat.horde.dry_run:
+                return self.answer_dry_run(chat, sized, stored), 200
+            content = RequestContent(
+                prompt=flatten_messages(sized.messages, chat.tools),
+                submitted_prompt=flatten_messages(chat.messages, chat.tools),
+                params=chat.text_params,
+                gen_payload=TextWaitingPrompt.prepare_job_payload(
+                    params=chat.text_params,
+                    max_length=sized.max_length,
+                    max_context_length=sized.max_context_length,
+                ),
+                messages=list(sized.messages),
+                chat_extras=build_stored_chat_extras(chat),
+                context_adjustments=sized.adjustments,
+                conformance=chat.horde.conformance.value,
+                worker_ids=worker_ids,
+            )
+            generate.store(session, stored, content, now)
+        self.count_adjustments(chat, sized)
+        repeated = self.activate_waiting_prompt(stored, submitter, claim, now)
+        if repeated is not None:
+            return repeated, 200
+        return generate.build_accepted(stored, is_raid=is_raid), 202
+
+    @staticmethod
+    def build_claim(chat: ChatRequest) -> OperationKeyClaim | None:
+        """The key this submission claims; a dry run claims none."""
+        if chat.operation_key is None or chat.horde.dry_run:
+            return None
+        return OperationKeyClaim(key=chat.operation_key, fingerprint=build_operation_fingerprint(chat))
+
+    @staticmethod
+    def find_claim(session: Session, api_key: str, claim: OperationKeyClaim | None) -> OperationClaim | None:
+        """The earlier request of the same account and key; an unknown account has none and is refused later."""
+        caller = find_generate_caller(session, api_key) if claim is not None else None
+        if claim is None or caller is None:
+            return None
+        return find_chat_operation_claim(session, caller.id, claim.key)
+
+    @staticmethod
+    def answer_repeat(claimed: OperationClaim, claim: OperationKeyClaim) -> dict[str, Any]:
+        """The first request's id and price; raises BadRequest when what was sent differs."""
+        if claimed.fingerprint != claim.fingerprint:
+            message = "This operation key was used for another request."
+            raise BadRequest(message, ReturnCode.OPERATION_KEY_CONFLICT)
+        return {"id": str(claimed.id), "kudos": claimed.kudos}
+
+    @staticmethod
+    def check_admission() -> None:
+        """Refuse while the operator has chat switched off; requests already queued go on."""
+        if not get_config().chat_admission_enabled:
+            message = "The horde takes no new chat requests at the moment."
+            raise ServiceUnavailable(message, ReturnCode.CHAT_ADMISSION_DISABLED)
+
+    @staticmethod
+    def moderate(session: Session, submitter: Submitter, chat: ChatRequest) -> list[dict[str, Any]]:
+        """The messages workers get: each text rewritten where the filter applies."""
+        prompt = flatten_messages(chat.messages, chat.tools)
+        rewrite = find_prompt_rewrite(session, is_flagged=submitter.caller.is_flagged, models=chat.models, prompt=prompt)
+        if rewrite is None:
+            return chat.messages
+        check_prompt_left(rewrite(prompt))
+        return rewrite_message_texts(chat.messages, rewrite)
+
+    @staticmethod
+    def ensure_model_known(session: Session, chat: ChatRequest, bounds: TextWorkerBounds, now: datetime) -> None:
+        """Every listed model is known and at least one is served. Raises NotFound or Forbidden."""
+        for index, model in enumerate(chat.models):
+            if is_known_text_model(model) or is_chat_model_served(session, model, now):
+                continue
+            place = f"'models[{index}]': " if chat.lists_models else ""
+            raise NotFound(f"{place}The model '{model}' is not known to the horde.", ReturnCode.UNKNOWN_CHAT_MODEL)
+        if bounds.worker_count:
+            return
+        if chat.lists_models:
+            names = ", ".join(f"'{model}'" for model in chat.models)
+            message = f"No worker is currently serving any of the models {names}."
+        else:
+            message = f"No worker is currently serving the model '{chat.models[0]}'."
+        raise Forbidden(message, ReturnCode.NO_ELIGIBLE_WORKER)
+
+    @staticmethod
+    def size_context(chat: ChatRequest, messages: list[dict[str, Any]], bounds: TextWorkerBounds) -> SizedContext:
+        """Lower, grow and trim against what the online workers declare; raises BadRequest when nothing fits."""
+        return size_chat_context(
+            messages,
+            chat.tools,
+            context_fit=ChatContextFit(chat.horde.context_fit),
+            requested_max_length=chat.requested_max_length,
+            requested_context_length=chat.requested_context_length,
+            declared_max_length=bounds.max_length,
+            declared_context_length=bounds.max_context_length,
+        )
+
+    @staticmethod
+    def check_kudos_cap(chat: ChatRequest, facts: TextRequestFacts) -> None:
+        """Refuse a request whose quote is above `horde.max_kudos`; equal is allowed."""
+        cap = chat.horde.max_kudos
+        if cap is None:
+            return
+        quote = generate.compute_quote(facts, 1)
+        if quote > cap:
+            message = (
+                f"The request's kudos estimate at current pricing is {quote}, above its horde.max_kudos of {cap}. "
+                "The estimate assumes the full max_tokens is generated."
+            )
+            raise BadRequest(message, ReturnCode.CHAT_KUDOS_CAP_EXCEEDED)
+
+    @staticmethod
+    def answer_dry_run(chat: ChatRequest, sized: SizedContext, stored: generate.StoredRequest) -> dict[str, Any]:
+        """The quote and the request as it would run; `params` holds what the client sent under its native names."""
+        params: dict[str, Any] = chat.text_params | {"max_length": sized.max_length}
+        if "max_context_length" in params or sized.max_context_length != chat.requested_context_length:
+            params["max_context_length"] = sized.max_context_length
+        context_fit = ChatContextFit(chat.horde.context_fit)
+        if context_fit is ChatContextFit.TRUNCATE_OLDEST:
+            context_fit = ChatContextFit.GROW
+        resolved = {
+            "estimated_prompt_tokens": sized.estimated_prompt_tokens,
+            "context_fit": context_fit.value,
+            "prompt": flatten_messages(sized.messages, chat.tools),
+            "params": params,
+            "models": list(chat.models),
+            "style": None,
+        }
+        ChatAsyncGenerate.count_adjustments(chat, sized)
+        return {"resolved": resolved, "kudos": stored.quote}
+
+    @staticmethod
+    def count_adjustments(chat: ChatRequest, sized: SizedContext) -> None:
+        """Count what sizing changed."""
+        if sized.max_length < chat.requested_max_length:
+            metrics.chat_max_length_lowered.add(
+                1,
+                {
+                    "horde.requested_bucket": metrics.get_text_length_bucket(chat.requested_max_length),
+                    "horde.declared_bucket": metrics.get_text_length_bucket(sized.max_length),
+                    "horde.dry_run": chat.horde.dry_run,
+                },
+            )
+        if sized.dropped_message_count:
+            mode = ChatContextAdjustmentReason.TRUNCATE_OLDEST.value
+            metrics.text_context_fit.add(1, {"horde.outcome": "truncated", "horde.mode": mode})
+
+    @staticmethod
+    def activate_waiting_prompt(
+        stored: generate.StoredRequest, submitter: Submitter, claim: OperationKeyClaim | None, now: datetime
+    ) -> dict[str, Any] | None:
+        """Activate a stored request; the loser of a race for its key gets the winner's answer, else None."""
+        try:
+            generate.activate(stored, claim=claim, now=now)
+        except IntegrityError:
+            if claim is None:
+                raise
+            with transaction() as session:
+                winner = find_chat_operation_claim(session, submitter.caller.id, claim.key)
+            if winner is None:
+                raise
+            return ChatAsyncGenerate.answer_repeat(winner, claim)
+        return None
+
+
+def answer_status(request_id: str, *, is_chat: bool) -> dict[str, Any]:
+    """The status of a request of one family; no key is needed, the id is the secret."""
+    now = utcnow()
+    with transaction() as session:
+        progress = require_request_progress(session, request_id, is_chat=is_chat, now=now)
+        return build_text_status(session, progress, is_chat=is_chat, validated_backends=get_config().validated_backends, now=now)
+
+
+def answer_cancel(request_id: str, *, is_chat: bool) -> dict[str, Any]:
+    """Cancel a request; the status as it was before. Repeated calls answer alike and change nothing."""
+    now = utcnow()
+    with transaction() as session:
+        progress = require_request_progress(session, request_id, is_chat=is_chat, now=now)
+        status = build_text_status(
+            session, progress, is_chat=is_chat, validated_backends=get_config().validated_backends, now=now
+        )
+        is_cancelled = not progress.is_done and cancel_text_request(session, progress.id, now)
+    if is_chat and is_cancelled:
+        publish_chat_event(progress.id, ChatEvent.CANCELLED, progress.finished)
+    return status
+
+
+@namespace.route("/text/status/<string:id>")
+class TextAsyncStatus(Resource):
+    """Follow or cancel a text request."""
+
+    @namespace.response(200, "The status", text_status)
+    @namespace.response(404, "Unknown or expired", refusal)
+    @limit_status_read
+    def get(self, id: str) -> dict[str, Any]:  # noqa: A002 (the path's own name)
+        """The status with every finished generation."""
+        return answer_status(id, is_chat=False)
+
+    @namespace.response(200, "The status", text_status)
+    @namespace.response(404, "Unknown or expired", refusal)
+    @limit_status_delete
+    def delete(self, id: str) -> dict[str, Any]:  # noqa: A002
+        """Cancel; 200 with the status before the cancel."""
+        return answer_cancel(id, is_chat=False)
+
+
+@namespace.route("/chat/status/<string:id>")
+class ChatAsyncStatus(Resource):
+    """Follow or cancel a chat request."""
+
+    @namespace.response(200, "The status", chat_status)
+    @namespace.response(404, "Unknown or expired", refusal)
+    @limit_status_read
+    def get(self, id: str) -> dict[str, Any]:  # noqa: A002
+        """The status with every finished generation and its structured reply."""
+        return answer_status(id, is_chat=True)
+
+    @namespace.response(200, "The status", chat_status)
+    @namespace.response(404, "Unknown or expired", refusal)
+    @limit_status_delete
+    def delete(self, id: str) -> dict[str, Any]:  # noqa: A002
+        """Cancel, as text."""
+        return answer_cancel(id, is_chat=True)
+
+
+@namespace.route("/text/pop")
+class TextJobPop(Resource):
+    """Hand a job to a text worker."""
+
+    @namespace.expect(shapes.build_pop_input(namespace))
+    @namespace.param("apikey", "The key of the worker's owner.", _in="header", required=True)
+    @namespace.response(200, "A job or nothing", shapes.build_pop_response(namespace))
+    @namespace.response(400, "Refused", refusal)
+    @namespace.response(401, "Unknown key", refusal)
+    @namespace.response(403, "Not allowed", refusal)
+    @limit_pop
+    def post(self) -> dict[str, Any]:
+        """A job, or the body of an idle pop; 403 for a worker in maintenance without a job of its owner."""
+        raw = read_json_object()
+        body = parse_lenient_body(popping.TextPopBody, raw)
+        api_key = require_api_key()
+        priority_user_ids = popping.parse_priority_user_ids(body.priority_usernames)
+        now = utcnow()
+        with transaction() as session:
+            caller = self.require_caller(session, api_key)
+            modes = get_horde_modes(session)
+        address_refusal = popping.find_address_refusal(caller, modes)
+        with transaction() as session:
+            worker = popping.find_named_worker(session, body.clean_name)
+            if address_refusal is not None:
+                raise address_refusal
+            is_new = worker is None
+            if worker is None:
+                popping.check_new_worker(session, body, caller, modes)
+            else:
+                popping.check_worker_owner(worker, caller)
+            declaration = self.validate_chat_declaration(raw)
+            models = popping.check_models(body, caller)
+            if worker is None:
+                worker = popping.create_worker(session, body, caller, now)
+            is_written = popping.check_in(session, worker, body, models, declaration, caller, is_new=is_new, now=now)
+            if is_written:
+                session.commit()  # the queue is read without holding the worker's row
+            queue = popping.read_queue(session, worker, models, caller, priority_user_ids, now)
+            popped = popping.take_jobs(session, worker, queue, models, amount=body.amount, now=now)
+        if popped.jobs is None and worker.maintenance:
+            raise Forbidden(worker.maintenance_msg, ReturnCode.WORKER_MAINTENANCE)
+        self.report_assignment(worker, popped, caller)
+        return popping.build_pop_response(popped)
+
+    @staticmethod
+    def require_caller(session: Session, api_key: str) -> Caller:
+        """The worker's owner; raises Unauthorized or Forbidden."""
+        caller = find_caller(session, api_key)
+        if caller is None:
+            raise Unauthorized(INVALID_KEY, ReturnCode.INVALID_API_KEY)
+        popping.check_owner(caller)
+        return caller
+
+    @staticmethod
+    def validate_chat_declaration(body: dict[str, object]) -> ChatDeclaration | None:
+        """The declaration of the pop, None for none; raises BadRequest with ChatDeclarationInvalid."""
+        return parse_chat_declaration_fields(body)
+
+    @staticmethod
+    def report_assignment(worker: TextWorker, popped: popping.PoppedJobs, caller: Caller) -> None:
+        """Count a legacy text job assigned over its worker's capacity, which the speed gate would have withheld."""
+        if popped.jobs is None or not popped.jobs.is_over_capacity:
+            return
+        max_length = popped.payload["max_length"]
+        metrics.gate_shadow_assignments.add(
+            len(popped.jobs.ids),
+            build_gate_shadow_attributes(owner_trusted=caller.is_trusted, max_length=max_length),
+        )
+        logger.info(
+            "horde.pop.over_capacity",
+            extra={
+                "generation": str(popped.jobs.ids[0]),
+                "worker": str(worker.id),
+                "max_length": max_length,
+                "speed": worker.speed,
+            },
+        )
+
+
+@namespace.route("/text/submit")
+class TextJobSubmit(Resource):
+    """Take a worker's reply."""
+
+    @namespace.expect(shapes.build_submit_input(namespace))
+    @namespace.param("apikey", "The key of the worker's owner.", _in="header", required=True)
+    @namespace.response(200, "Stored", shapes.build_submitted(namespace))
+    @namespace.response(400, "Refused", refusal)
+    @namespace.response(401, "Unknown key", refusal)
+    @namespace.response(403, "Not allowed", refusal)
+    @namespace.response(404, "Unknown job", refusal)
+    @limit_submit
+    def post(self) -> dict[str, Any]:
+        """Store a reply or a fault; 200 {reward}."""
+        raw = read_json_object(replace_unstorable_characters=True)
+        text_body = None if is_chat_submission(raw) else parse_lenient_body(submitting.TextSubmitBody, raw)
+        api_key = require_api_key()
+        now = utcnow()
+        job, is_raid = self.require_submittable(raw.get("id"), api_key)
+        if job.is_chat:
+            return {"reward": self.submit_chat(raw, job, is_raid=is_raid, now=now)}
+        return {"reward": self.submit_text(raw, text_body, job, is_raid=is_raid, now=now)}
+
+    @staticmethod
+    def require_submittable(job_id: object, api_key: str) -> tuple[JobFacts, bool]:
+        """The job of a submit and whether there is a raid; raises NotFound, Unauthorized or Forbidden."""
+        parsed = submitting.parse_job_id(job_id)
+        with transaction() as session:
+            job = None if parsed is None else find_job(session, parsed)
+            caller = find_caller(session, api_key)
+            is_raid = get_horde_modes(session).raid
+        if job is not None and caller is None:
+            raise Unauthorized(INVALID_KEY, ReturnCode.INVALID_API_KEY)
+        return submitting.require_job(job, caller, str(job_id)), is_raid
+
+    @staticmethod
+    def submit_text(
+        raw: dict[str, object], body: submitting.TextSubmitBody | None, job: JobFacts, *, is_raid: bool, now: datetime
+    ) -> float:
+        """The reply of a text job."""
+        if body is None:
+            check_text_job_submission(raw)
+            body = parse_lenient_body(submitting.TextSubmitBody, raw)
+        if body.state is SubmissionState.FAULTED:
+            return submitting.fault(job, is_raid=is_raid, now=now)
+        if not job.is_pending:
+            raise submitting.build_lost_refusal(job)
+        return submitting.settle_or_refuse(job, submitting.build_text_submission(body, job), now=now)
+
+    def submit_chat(self, raw: dict[str, object], job: JobFacts, *, is_raid: bool, now: datetime) -> float:
+        """The structured reply of a chat job; a refused one is recorded and leaves the job pending."""
+        is_fault = raw.get("state") == SubmissionState.FAULTED
+        if not job.is_pending and not (is_fault and job.is_faulted):
+            raise submitting.build_lost_refusal(job)
+        try:
+            submission = self.prepare_chat_submission(raw, job)
+            if submission.state is SubmissionState.FAULTED:
+                return self.fault_chat(submission, job, is_raid=is_raid, now=now)
+            submitted, dropped_tool_calls = submitting.verify_chat_submission(submission, job)
+        except HordeError as refused:
+            self.record_chat_refusal(job, refused)
+            raise
+        return submitting.settle_or_refuse(job, submitted, dropped_tool_calls=dropped_tool_calls, now=now)
+
+    @staticmethod
+    def prepare_chat_submission(raw: dict[str, object], job: JobFacts) -> ChatSubmission:
+        """The submit with its shape and its model checked; raises BadRequest."""
+        submission = parse_chat_submission(raw)
+        check_submitted_model(submission, job.assigned_model)
+        return submission
+
+    def fault_chat(self, submission: ChatSubmission, job: JobFacts, *, is_raid: bool, now: datetime) -> float:
+        """End a chat job that its worker gave up, with the worker's known reason."""
+        submitting.count_worker_fault(submission.fault_reason, job)
+        self.record_chat_worker_fault(job, submission.fault_reason)
+        return submitting.fault(job, is_raid=is_raid, now=now)
+
+    @staticmethod
+    def record_chat_refusal(job: JobFacts, refused: HordeError) -> None:
+        """Keep why a reply was refused, in a commit of its own before the refusal is sent. Best effort."""
+        rc = refused.rc
+        if rc is None or rc not in RECORDED_REFUSALS or not job.is_pending or job.is_fake:
+            return
+
+        def write(session: Session) -> None:
+            TextWaitingPrompt.record_chat_refusal(session, job.wp_id, refused.message, rc)
+            record_job_refusal(session, job, rc.value)
+
+        _write_quietly(write)
+
+    @staticmethod
+    def record_chat_worker_fault(job: JobFacts, fault_reason: str | None) -> None:
+        """Keep the sentence for a known reason before the fault is applied; a stored refusal is more specific."""
+        if fault_reason is None or not job.is_pending or job.is_fake or job.chat_refusal_rc is not None:
+            return
+        _write_quietly(lambda session: TextWaitingPrompt.record_chat_worker_fault(session, job.wp_id, fault_reason))
+
+
+def _write_quietly(write: Callable[[Session], object]) -> None:
+    """Run a write whose failure must not change the answer."""
+    try:
+        with transaction() as session:
+            write(session)
+    except ServiceUnavailable:
+        logger.warning("horde.job_submit.record_failed")
+
+
+def register(api: Api) -> None:
+    """Add the text and chat routes."""
+    api.add_namespace(namespace)
