@@ -78,6 +78,7 @@ def init_limiter(app: Flask, config: Config, get_address: Callable[[], str]) -> 
     app.config["RATELIMIT_STORAGE_URI"] = redis_ctrl.build_database_url(config.redis_url, redis_ctrl.limiter_db)
     app.config["RATELIMIT_STORAGE_OPTIONS"] = redis_ctrl.get_client_options()
     _limiter.init_app(app)
+    app.before_request(_count_by_default)
 
 
 def whitelist_address(address: str) -> None:
@@ -110,7 +111,7 @@ def _is_whitelisted() -> bool:
 
 
 def _method_has_own_limit() -> bool:
-    """Whether the default does not apply: the limiter counts it per view, and a view has several methods."""
+    """Whether the default does not apply to the method that is about to run."""
     view = current_app.view_functions.get(request.endpoint or "")
     method = getattr(getattr(view, "view_class", None), request.method.lower(), None)
     return bool(getattr(method, _OWN_LIMIT, False))
@@ -118,8 +119,6 @@ def _method_has_own_limit() -> bool:
 
 _limiter = Limiter(
     _address_key,
-    default_limits=[lambda: _get_limits().config.default_limit],
-    default_limits_exempt_when=_method_has_own_limit,
     headers_enabled=True,
     strategy="fixed-window",
     in_memory_fallback_enabled=True,
@@ -171,10 +170,22 @@ limit_pop = _limit(("60/second", _address_key))
 limit_submit = _limit(("60/second", _address_key))
 limit_kudos_transfer = _limit(("1/second", _key_key), (lambda: "600/hour" if _is_whitelisted() else "90/hour", _key_key))
 limit_user = _limit(("60/minute", _path_key))
+limit_register = _limit(("10/minute", _path_key))  # accounts are free, so they are not made by the thousand
 limit_users = _limit(("90/minute", _address_key))
 limit_worker = _limit(("30/minute", _path_key))
 limit_sharedkey_create = _limit(("5/minute", _path_key))
 limit_modes = _limit(("30/minute", _path_key))
+
+
+# The library's own defaults are lost on every method of a view once one of them has a limit and was called.
+@_limiter.limit(lambda: _get_limits().config.default_limit, key_func=_address_key)
+def _count_route() -> None:
+    """One request by an address to the route at hand: the library adds the route to the key."""
+
+
+def _count_by_default() -> None:
+    if request.url_rule is not None and not _method_has_own_limit():
+        _count_route()
 
 
 def exempt_from_limits(method: Any) -> Any:
