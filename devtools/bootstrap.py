@@ -246,7 +246,7 @@ def version_in_path(path: str) -> Tuple[int, ...]:
 
 def order_by_version(path: str) -> Tuple[int, ...]:
     """The oldest minor version that will do first, as on PATH: it is the one most used here. Of that the last patch."""
-    major, minor, patch = (version_in_path(path) + (0, 0, 0))[:3]
+    major, minor, patch = [*version_in_path(path), 0, 0, 0][:3]
     return (major, minor, -patch)
 
 

@@ -131,8 +131,9 @@ def remove_external_data(token: str) -> None:
 
 
 def build_postgres_environment() -> dict[str, str]:
-    """No PG* variable of the user may point the programs elsewhere."""
-    return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "TZ": "UTC"}
+    """Ours, without the user's PG* variables, which would point the programs elsewhere."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
+    return {**inherited, "LC_ALL": "C", "TZ": "UTC"}
 
 
 def find_programs(account: Account | None) -> Path:

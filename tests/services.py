@@ -93,7 +93,7 @@ def require_shared_services() -> ServiceAddresses:
         deadline = time.monotonic() + START_SECONDS
         while (addresses := read_addresses(state)) is None:
             if keeper.poll() is not None or time.monotonic() > deadline:
-                pytest.exit(f"the services of the tests do not start\n{log.read_text()}", returncode=1)
+                pytest.fail(f"the services of the tests do not start\n{log.read_text()}", pytrace=False)
             time.sleep(0.05)
         keeper.returncode = 0  # it outlives this process; without this its end would be reported as our leak
         return addresses
@@ -107,7 +107,7 @@ def own_services(process_name: str | None) -> Iterator[ServiceAddresses]:
         yield shared
         return
     if "REDIS_URL" in os.environ:
-        pytest.exit("REDIS_URL is one Redis for all processes, whose tests would meet in it: run with -n 0", returncode=2)
+        pytest.fail("REDIS_URL is one Redis for all processes, whose tests would meet in it: run with -n 0", pytrace=False)
     taken = dataclasses.replace(
         shared, database_url=make_database(shared.database_url, process_name), bucket=f"{shared.bucket}-{process_name}"
     )
