@@ -9,6 +9,7 @@ from opentelemetry.metrics import Observation
 from sqlalchemy.pool import QueuePool
 
 from horde import db, metrics, redis_ctrl
+from horde.apis import register
 from horde.apis.errors import register_error_handlers
 from horde.apis.node import NodeState
 from horde.apis.request_log import register_request_log
@@ -21,11 +22,12 @@ from horde.apis.requests import (
 )
 from horde.apis.responses import answer_preflight, register_response_hooks, write_json_with_standard_library
 from horde.apis.v2 import base, heartbeat, kobold, workers
+from horde.apis.v2 import users as user_routes
 from horde.config import VERSION, Config
 from horde.database import users
 from horde.limiter import init_limiter
 
-RESOURCE_MODULES: tuple[ModuleType, ...] = (heartbeat, base, workers, kobold)
+RESOURCE_MODULES: tuple[ModuleType, ...] = (heartbeat, base, workers, kobold, user_routes, register)
 """Modules with a `register(api)` that adds their routes."""
 
 

@@ -175,14 +175,13 @@ _HOLD = text(
     """
 )
 
-_EFFECTIVE = text(
+_PROJECTED = text(
     f"""
-    SELECT greatest(
-        coalesce(kudos_balance_snapshots.balance, users.kudos) + coalesce((
+    SELECT coalesce(kudos_balance_snapshots.balance, users.kudos) + coalesce((
             SELECT sum(amount) FROM kudos_ledger
             WHERE user_id = :user_id AND applied IS FALSE AND account = '{Account.BALANCE}'
-        ), 0),
-        ({_FLOOR}))
+        ), 0) AS balance,
+        {_FLOOR} AS floor
     FROM users LEFT JOIN kudos_balance_snapshots ON kudos_balance_snapshots.user_id = users.id
     WHERE users.id = :user_id
     """
@@ -197,8 +196,13 @@ def get_available_kudos(session: Session, user_id: int) -> Decimal:
 
 def get_effective_kudos(session: Session, user_id: int) -> Decimal:
     """The balance as it will be once everything queued is folded, for answers that state a new balance."""
-    effective: Decimal | None = session.scalar(_EFFECTIVE, {"user_id": user_id})
-    return effective if effective is not None else Decimal(0)
+    row = session.execute(_PROJECTED, {"user_id": user_id}).one()
+    return Decimal(max(row.balance, row.floor))
+
+
+def get_projected_kudos(session: Session, user_id: int) -> Decimal:
+    """As `get_effective_kudos` before the floor lifts it: the difference to it is what reaches a wanted balance."""
+    return Decimal(session.execute(_PROJECTED, {"user_id": user_id}).one().balance)
 
 
 def hold_kudos(session: Session, *, user_id: int, business_id: str, amount: Decimal, now: datetime) -> bool:

@@ -8,6 +8,7 @@ import hmac
 import secrets
 import threading
 import time
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -345,6 +346,16 @@ def charge_shared_key(session: Session, sharedkey_id: UUID, amount: Decimal) -> 
 
 
 # Making and changing accounts
+
+
+def clean_username(text: str) -> str:
+    """A name fit to be shown anywhere: no invisible characters, no angle brackets, single spaces.
+
+    Pages and clients that forget to escape a name must not become a hole.
+    """
+    visible = (" " if character.isspace() else character for character in text)
+    kept = (character for character in visible if character not in "<>" and not unicodedata.category(character).startswith("C"))
+    return " ".join("".join(kept).split())
 
 
 def create_user(session: Session, *, username: str, oauth_id: str | None = None, now: datetime) -> NewAccount:

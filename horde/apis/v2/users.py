@@ -163,7 +163,8 @@ class UserSingle(Resource):
             number = require_user_id(user_id)
             return require_details(session, number, get_privilege(viewer, number))
 
-    @namespace.doc(params=REQUIRED_KEY, body=modify_user_input)
+    @namespace.doc(params=REQUIRED_KEY)
+    @namespace.expect(modify_user_input, validate=False)
     @namespace.response(200, "What was changed", modify_user)
     @namespace.response(400, "NoUserModSelected, ProfaneUserName, TooLongUserName, UserNotDeleted, …")
     @namespace.response(401, "InvalidAPIKey")
@@ -193,7 +194,7 @@ class UserSingle(Resource):
 class TestUser(Resource):
     """Accounts for tests of clients."""
 
-    @namespace.doc(body=test_user_input)
+    @namespace.expect(test_user_input, validate=False)
     @namespace.response(200, "The account there was, with a new key", test_user)
     @namespace.response(201, "A new account", test_user)
     @namespace.response(403, "Forbidden: not from this machine")

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+"""The page on which a person makes an account. It works without JavaScript."""
+
+from flask import Blueprint, Response, current_app, make_response, render_template, request
+from flask.views import MethodView
+from flask_restx import Api
+
+from horde import clock
+from horde.apis.requests import get_config
+from horde.classes.base.user import MAX_USERNAME_LENGTH
+from horde.database.stats import read_horde_modes
+from horde.database.users import clean_username, create_user
+from horde.database.workers import is_profane
+from horde.db import transaction
+from horde.limiter import limit_register
+
+DEFAULT_USERNAME = "Pseudonymous"
+MAX_FORM_BYTES = 16 * 1024
+
+PAGE_HEADERS = {
+    "Cache-Control": "no-store",  # the page after registering shows a key
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+pages = Blueprint("pages", __name__, template_folder="templates")
+
+
+class Register(MethodView):
+    """The form, and the account it makes."""
+
+    def get(self) -> Response:
+        """The empty form."""
+        return render_page("register.html", 200)
+
+    @limit_register
+    def post(self) -> Response:
+        """Make a pseudonymous account and show its key, this once."""
+        # Browsers say where a form was sent from; nothing else may make accounts in a visitor's name.
+        if request.headers.get("Sec-Fetch-Site", "same-origin") not in {"same-origin", "none"}:
+            return render_page("register.html", 403, problem="Please send the form from this page.")
+        request.max_content_length = MAX_FORM_BYTES
+        username = clean_username(request.form.get("username", "")) or DEFAULT_USERNAME
+        problem = find_username_problem(username)
+        if problem is not None:
+            return render_page("register.html", 400, problem=problem, username=username)
+        with transaction() as session:
+            if read_horde_modes(session).raid:
+                return render_page("register.html", 403, problem="No accounts are made at the moment. Please come back later.")
+            made = create_user(session, username=username, now=clock.utcnow())
+        return render_page("registered.html", 200, alias=made.user.alias, api_key=made.api_key)
+
+
+def find_username_problem(username: str) -> str | None:
+    """What a person has to change about a cleaned name; None for a good one."""
+    if len(username) > MAX_USERNAME_LENGTH:
+        return f"The name may have at most {MAX_USERNAME_LENGTH} characters."
+    if is_profane(username):
+        return "Please choose another name."
+    return None
+
+
+def render_page(template: str, status: int, **values: object) -> Response:
+    """A page with the headers that keep it private and inert."""
+    config = get_config()
+    page = render_template(
+        template, title=config.title, contact_email=config.contact_email, max_length=MAX_USERNAME_LENGTH, **values
+    )
+    response = make_response(page, status)
+    response.headers.update(PAGE_HEADERS)
+    return response
+
+
+pages.add_url_rule("/register", view_func=Register.as_view("register"))
+
+
+def register(api: Api) -> None:
+    """Add the page to the application of the API."""
+    (api.app or current_app).register_blueprint(pages)
