@@ -293,24 +293,26 @@ _CLAIMED_COLUMNS = (
 def _build_claim() -> Any:
     """The claim as one statement, built once: candidates unlocked in queue order, one of them locked and taken."""
     waiting = aliased(TextWaitingPrompt, name="waiting")
-    classes = func.unnest(cast(bindparam("classes"), ARRAY(BigInteger))).table_valued(
-        column("queue_class", BigInteger), name="servable"
+    classes = (
+        func.unnest(cast(bindparam("pop_classes"), ARRAY(BigInteger)))
+        .table_valued(column("queue_class", BigInteger), name="servable")
+        .render_derived()
     )
     rank = get_rank(waiting)
     is_allowed = and_(
         is_live(waiting),
         waiting.wp_type == TEXT_FAMILY,
-        waiting.expiry > bindparam("now"),
+        waiting.expiry > bindparam("pop_now"),
         waiting.max_length
-        <= case((waiting.is_chat, bindparam("chat_max_length", type_=Integer)), else_=bindparam("max_length", type_=Integer)),
+        <= case((waiting.is_chat, bindparam("pop_chat_max_length", type_=Integer)), else_=bindparam("pop_max_length", type_=Integer)),
         waiting.max_context_length
         <= case(
-            (waiting.is_chat, bindparam("chat_max_context_length", type_=Integer)),
-            else_=bindparam("max_context_length", type_=Integer),
+            (waiting.is_chat, bindparam("pop_chat_max_context_length", type_=Integer)),
+            else_=bindparam("pop_max_context_length", type_=Integer),
         ),
-        text_wp_speed_gate_clause(waiting, bindparam("lease_capacity", type_=Float)),
+        text_wp_speed_gate_clause(waiting, bindparam("pop_lease_capacity", type_=Float)),
     )
-    only_user_id = cast(bindparam("only_user_id"), Integer)
+    only_user_id = cast(bindparam("pop_only_user_id"), Integer)
     order = (rank.desc(), waiting.created, waiting.id)
     of_each_class = (
         select(waiting.id, rank.label("rank"), waiting.created)
@@ -331,8 +333,8 @@ def _build_claim() -> Any:
         .where(
             is_allowed,
             or_(only_user_id.is_(None), waiting.user_id == only_user_id),
-            waiting.user_id == any_(cast(bindparam("priority_user_ids"), ARRAY(Integer))),
-            waiting.queue_class == any_(cast(bindparam("classes"), ARRAY(BigInteger))),
+            waiting.user_id == any_(cast(bindparam("pop_priority_user_ids"), ARRAY(Integer))),
+            waiting.queue_class == any_(cast(bindparam("pop_classes"), ARRAY(BigInteger))),
         )
         .order_by(rank.desc())
         .limit(CANDIDATES_PER_CLASS)
@@ -352,14 +354,14 @@ def _build_claim() -> Any:
         .limit(1)
         .with_for_update(of=locked, skip_locked=True)
     ).cte("chosen")
-    taken = case((TextWaitingPrompt.is_chat, 1), else_=func.least(chosen.c.n, bindparam("wanted", type_=Integer)))
+    taken = case((TextWaitingPrompt.is_chat, 1), else_=func.least(chosen.c.n, bindparam("pop_wanted", type_=Integer)))
     stored = TextWaitingPrompt
     return (
         update(TextWaitingPrompt)
         .where(TextWaitingPrompt.id == chosen.c.id)
         .values(
             n=TextWaitingPrompt.n - taken,
-            expiry=func.greatest(TextWaitingPrompt.expiry, bindparam("new_expiry")),
+            expiry=func.greatest(TextWaitingPrompt.expiry, bindparam("pop_new_expiry")),
         )
         .returning(
             (chosen.c.n - stored.n).label("taken"),
@@ -384,17 +386,17 @@ def claim_next_request(session: Session, queue: ServableQueue, *, wanted: int, n
     row = session.execute(
         _CLAIM,
         {
-            "classes": list(queue.classes),
-            "now": now,
-            "max_length": queue.max_length,
-            "max_context_length": queue.max_context_length,
-            "chat_max_length": queue.chat_max_length,
-            "chat_max_context_length": queue.chat_max_context_length,
-            "lease_capacity": queue.lease_capacity,
-            "only_user_id": queue.only_user_id,
-            "priority_user_ids": list(queue.priority_user_ids),
-            "wanted": wanted,
-            "new_expiry": now + REQUEST_TTL,
+            "pop_classes": list(queue.classes),
+            "pop_now": now,
+            "pop_max_length": queue.max_length,
+            "pop_max_context_length": queue.max_context_length,
+            "pop_chat_max_length": queue.chat_max_length,
+            "pop_chat_max_context_length": queue.chat_max_context_length,
+            "pop_lease_capacity": queue.lease_capacity,
+            "pop_only_user_id": queue.only_user_id,
+            "pop_priority_user_ids": list(queue.priority_user_ids),
+            "pop_wanted": wanted,
+            "pop_new_expiry": now + REQUEST_TTL,
         },
     ).one_or_none()
     if row is None:

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import func, select
+from sqlalchemy import func, select, true
 from sqlalchemy.orm import Session
 
 from horde.classes.base.processing_generation import ProcessingGeneration
@@ -108,7 +108,7 @@ def require_request_progress(session: Session, request_id: str, *, is_chat: bool
             request.chat_fault_rc,
         )
         .select_from(request)
-        .join(counts, func.true())
+        .join(counts, true())
         .where(
             request.id == wp_id,
             request.wp_type == TEXT_FAMILY,
