@@ -9,6 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from typing import Any
 
 from horde import redis_ctrl
 from horde.redis_ctrl import RedisUnavailable
@@ -88,11 +89,15 @@ def clear_all() -> None:
         cache.clear()
 
 
-def read_shared(key: str) -> object | None:
-    """What any process shared under `key`; None when there is nothing, or no Redis."""
+def read_shared[V](key: str, parse: Callable[[Any], V]) -> V | None:
+    """What any process shared under `key`; None when there is nothing, no Redis, or a value that `parse` cannot take.
+
+    A server of another version may have written the value, so its shape is never trusted.
+    """
     try:
-        return redis_ctrl.get_json(key)
-    except RedisUnavailable:
+        value = redis_ctrl.get_json(key)
+        return None if value is None else parse(value)
+    except (RedisUnavailable, TypeError, KeyError, ValueError, AttributeError):
         return None
 
 

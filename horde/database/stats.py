@@ -90,9 +90,9 @@ def get_model_figures(session: Session, now: datetime) -> dict[str, ModelFigures
     """Every text model that is served, waited for or was measured in the last hour, by its name; at most 12 s old."""
 
     def read() -> dict[str, ModelFigures]:
-        shared = read_shared(MODELS_KEY)
-        if isinstance(shared, list):
-            return {row["name"]: ModelFigures(**row) for row in shared}
+        shared = read_shared(MODELS_KEY, lambda rows: {row["name"]: ModelFigures(**row) for row in rows})
+        if shared is not None:
+            return shared
         return _computed_models.get(None, lambda: compute_model_figures(session, now))
 
     return _models.get(None, read)
@@ -189,9 +189,9 @@ def get_totals(session: Session, now: datetime) -> HordeTotals:
     """The text side in numbers, at most about a minute old."""
 
     def read() -> HordeTotals:
-        shared = read_shared(TOTALS_KEY)
-        if isinstance(shared, dict):
-            return HordeTotals(**shared)
+        shared = read_shared(TOTALS_KEY, lambda totals: HordeTotals(**totals))
+        if shared is not None:
+            return shared
         return _computed_totals.get(None, lambda: compute_totals(session, now))
 
     return _totals.get(None, read)

@@ -90,9 +90,9 @@ def find_worker_record(session: Session, worker_id: UUID, now: datetime) -> Work
 
     def read() -> WorkerRecord | None:
         key = _get_details_key(worker_id)
-        shared = read_shared(key)
-        if isinstance(shared, dict):
-            return WorkerRecord(**shared)
+        shared = read_shared(key, lambda record: WorkerRecord(**record))
+        if shared is not None:
+            return shared
         records = _read_records(session, now, TextWorker.id == worker_id)
         if not records:
             return None
@@ -116,9 +116,9 @@ def get_online_worker_records(session: Session, now: datetime) -> list[WorkerRec
     """Every online text worker, oldest first; about half a minute old."""
 
     def read() -> list[WorkerRecord]:
-        shared = read_shared(WORKERS_KEY)
-        if isinstance(shared, list):
-            return [WorkerRecord(**record) for record in shared]
+        shared = read_shared(WORKERS_KEY, lambda records: [WorkerRecord(**record) for record in records])
+        if shared is not None:
+            return shared
         return _computed_lists.get(None, lambda: compute_online_worker_records(session, now))
 
     return _lists.get(None, read)

@@ -181,6 +181,15 @@ def test_lists_survive_the_loss_of_redis(client: FlaskClient, owner: int, monkey
     assert client.get("/api/v2/status/performance").json["text_worker_count"] == 1
 
 
+@pytest.mark.parametrize("shared", [{"a": 1}, [{"name": "x", "other": 1}], [1], "text", 7])
+def test_what_another_version_shared_is_not_believed(client: FlaskClient, owner: int, shared: object) -> None:
+    make_worker(owner)
+    redis_ctrl.set_json("models_cache", shared, None)
+    redis_ctrl.set_json("totals_cache", shared, None)
+    assert [entry["name"] for entry in list_models(client, type="text")] == ["a/model"]
+    assert client.get("/api/v2/status/performance").json["text_worker_count"] == 1
+
+
 @pytest.mark.parametrize("path", [ODD_NAME, quote(ODD_NAME), quote(ODD_NAME, safe="")])
 def test_a_model_is_found_by_its_exact_name(client: FlaskClient, owner: int, path: str) -> None:
     make_worker(owner, (ODD_NAME,))

@@ -16,6 +16,7 @@ from horde.chat_signal import ChatEvent
 from horde.database.caches import TimedCache
 from horde.database.stats import (
     ModelFigures,
+    StoppedRequest,
     compute_model_figures,
     get_horde_modes,
     get_model_figures,
@@ -249,7 +250,7 @@ def build_entry(model: ModelFigures) -> Entry:
     }
 
 
-def _stop_batch() -> Any:
+def _stop_batch() -> list[StoppedRequest]:
     with transaction() as session:
         return stop_waiting_requests(session, clock.utcnow())
 
