@@ -141,19 +141,22 @@ class Stack:
         return f"http://127.0.0.1:{self.port}/api"
 
     def start(self) -> None:
-        """Start all in order, each when what it needs answers; then write run.json. Raises StartFailed."""
+        """Start all, each as soon as what it needs answers; then write run.json. Raises StartFailed."""
         started = time.monotonic()
         (self.state / "run.json").unlink(missing_ok=True)
         self.programs.wait_for_leftovers()
         if not is_port_free(self.port):
             raise StartFailed(f"port {self.port} is taken; choose another one with --port")
+        backend = self.launch_backend() if self.with_worker and self.backend_url is None else None
         say("Starting the services ...")
         addresses = self.services.start()
         environment = self.build_environment(addresses)
         say("Starting the API ...")
         run_program([str(HORDE), "db", "migrate"], environment, self.state)
-        self.programs.launch_all([Api(self, environment)])
-        user = self.require_demo_user(environment)
+        api = Api(self, environment)
+        api_child = self.programs.launch(api)
+        user = self.require_demo_user(environment)  # needs the database only, so it is made while the API comes up
+        self.programs.wait_until_ready(api, api_child)
         self.facts = {
             "api_url": self.api_url,
             "front_url": None,
@@ -166,6 +169,9 @@ class Stack:
             "model": None,
             "logs": str(self.state / "logs"),
         }
+        if backend is not None:
+            self.programs.wait_until_ready(*backend)
+            self.backend_url = backend[0].url
         if self.with_worker:
             self.start_worker(user["api_key"], environment)
         say(f"Ready after {time.monotonic() - started:.0f} s.\n")
@@ -185,13 +191,13 @@ class Stack:
             write_private(path, run_program(words, environment, self.state))
         return {str(name): str(value) for name, value in json.loads(path.read_text()).items()}
 
+    def launch_backend(self) -> tuple[Backend, Child]:
+        """The small model's server, which loads while the rest starts."""
+        backend = Backend(find_demo_model(), name=DEMO_MODEL_NAME, log=self.state / "logs" / "backend.log")
+        return backend, self.programs.launch(backend)
+
     def start_worker(self, key: str, environment: dict[str, str]) -> None:
-        """A backend, unless one is given, and the bridge that offers it; returns when the API lists its model."""
-        if self.backend_url is None:
-            say("Starting the small model ...")
-            backend = Backend(find_demo_model(), name=DEMO_MODEL_NAME, log=self.state / "logs" / "backend.log")
-            self.programs.launch_all([backend])
-            self.backend_url = backend.url
+        """The bridge that offers the backend; returns when the API lists its model."""
         say("Starting the worker ...")
         name = f"demo-worker-{self.secrets['token'][:6]}"
         words = ["--api", self.api_url, "--key", key, "--backend", f"{self.backend_url}/v1", "--name", name]
@@ -241,7 +247,7 @@ class Stack:
             f"Addresses  {self.state / 'run.json'}",
         ]
         if self.facts["model"] is None:
-            worker = f"horde bridge --api {self.api_url} --key {self.facts['key']} --backend URL/v1 --name NAME"
+            worker = f".venv/bin/horde bridge --api {self.api_url} --key {self.facts['key']} --backend URL/v1 --name NAME"
             lines += ["", "No worker runs. To offer an OpenAI-compatible backend of yours:", "", f"  {worker}"]
         else:
             lines += [f"Worker     {self.facts['worker']}, serving {self.facts['model']}", "", "A first chat:", ""]
