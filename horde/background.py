@@ -6,6 +6,7 @@ is free and another process takes it at its next tick. Between a broken connecti
 may run the same job, so jobs bear that.
 """
 
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -73,7 +74,7 @@ class Leadership:
             self.resign()
             logger.warning("horde.background.election_failed", extra={"error_class": type(error).__name__})
         if self.is_leader != was_leader:
-            logger.info("horde.background.leader_changed", extra={"is_leader": self.is_leader})
+            logger.info("horde.background.leader_changed", extra={"is_leader": self.is_leader, "pid": os.getpid()})
         return self.is_leader
 
     def resign(self) -> None:

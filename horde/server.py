@@ -35,6 +35,7 @@ from horde.background import start_background
 from horde.config import Config
 from horde.database.account_cache import start_account_listener
 from horde.database.migrate import require_current_schema
+from horde.database.threads import list_jobs
 from horde.logger import build_failure_fields, get_logger
 from horde.telemetry import MetricsEndpoint, start_telemetry
 
@@ -193,7 +194,7 @@ class HordeServer(BaseApplication):  # type: ignore[misc]
         stop_listening = threading.Event()
         start_account_listener(stop_listening)
         self._stop_calls.append(stop_listening.set)
-        self._stop_calls.append(start_background(self._config, ()).stop)
+        self._stop_calls.append(start_background(self._config, list_jobs(self._config)).stop)
 
     def stop_process(self, _arbiter: object, _worker: object) -> None:
         """After the last request of this process."""
