@@ -32,6 +32,7 @@ class _State:
 
     engine: Engine | None = None
     sessions: sessionmaker[Session] | None = None
+    is_bound = False  # to one connection, by a test
 
 
 def connect(config: Config) -> Engine:
@@ -47,12 +48,14 @@ def connect(config: Config) -> Engine:
     )
     _State.engine = engine
     _State.sessions = sessionmaker(engine, expire_on_commit=False)
+    _State.is_bound = False
     return engine
 
 
 def bind_sessions_to(connection: Connection) -> None:
     """Let every session run in savepoints of `connection`, so that a test can roll everything back."""
     _State.sessions = sessionmaker(connection, expire_on_commit=False, join_transaction_mode="create_savepoint")
+    _State.is_bound = True
 
 
 def require_engine() -> Engine:
@@ -91,6 +94,30 @@ def transaction() -> Iterator[Session]:
         raise
     except BaseException:
         _roll_back_quietly(session)
+        raise
+    finally:
+        session.close()
+    _run_after_commit(session)
+
+
+@contextmanager
+def reading() -> Iterator[Session]:
+    """A session for reads alone, each statement by itself: no BEGIN and no COMMIT go over the wire.
+
+    What it loads belongs to no session afterwards. Raises ServiceUnavailable when the database is away.
+    """
+    if _State.sessions is None:
+        raise RuntimeError("The database is not connected: call db.connect(config) first.")
+    session = _State.sessions()
+    try:
+        if not _State.is_bound:
+            session.connection(execution_options={"isolation_level": "AUTOCOMMIT"})
+        yield session
+    except PoolTimeoutError as error:
+        raise ServiceUnavailable("The database is busy. Try again later.") from error
+    except DBAPIError as error:
+        if _is_lost(error):
+            raise ServiceUnavailable("The database cannot be reached. Try again later.") from error
         raise
     finally:
         session.close()

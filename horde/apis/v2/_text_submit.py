@@ -182,7 +182,7 @@ def settle_or_refuse(job: JobFacts, submitted: Submitted, *, dropped_tool_calls:
 
 def _report_stored(job: JobFacts, submitted: Submitted, settlement: Settlement, dropped_tool_calls: int, now: datetime) -> None:
     """Log, count and signal a stored reply, after its commit. Best effort."""
-    extra = {"generation": str(job.id), "worker": str(job.worker_id), "chat": job.is_chat}
+    extra = {"job": str(job.id), "worker": str(job.worker_id), "chat": job.is_chat}
     if dropped_tool_calls:
         extra["dropped_tool_calls"] = dropped_tool_calls
     logger.info("horde.job_submit.done", extra=extra)
@@ -227,7 +227,7 @@ def fault(job: JobFacts, *, is_raid: bool, now: datetime) -> float:
 
 
 def _report_fault(job: JobFacts, outcome: Fault) -> None:
-    logger.info("horde.job_submit.faulted", extra={"generation": str(job.id), "worker": str(job.worker_id)})
+    logger.info("horde.job_submit.faulted", extra={"job": str(job.id), "worker": str(job.worker_id)})
     if job.is_over_capacity:
         attributes = build_gate_shadow_attributes(owner_trusted=job.worker_owner_trusted, max_length=job.max_length)
         metrics.gate_shadow_outcomes.add(1, attributes | {"horde.outcome": GateShadowOutcome.FAULTED.value})

@@ -589,7 +589,7 @@ class TextJobPop(Resource):
         logger.info(
             "horde.pop.over_capacity",
             extra={
-                "generation": str(popped.jobs.ids[0]),
+                "job": str(popped.jobs.ids[0]),
                 "worker": str(worker.id),
                 "max_length": max_length,
                 "speed": worker.speed,
