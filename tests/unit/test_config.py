@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+from ipaddress import ip_network
+
+import pytest
+
+from horde.config import DEVELOPMENT_SECRET, Config, ConfigError
+
+REQUIRED = {"DATABASE_URL": "postgresql://user:word@host/name", "secret_key": "salt"}
+
+
+def read(**variables: str) -> Config:
+    return Config.from_environment({**REQUIRED, **variables})
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["postgresql://user:word@host/name", "postgres://user:word@host/name", "postgresql+psycopg2://user:word@host/name"],
+)
+def test_every_spelling_of_the_database_address_names_the_driver(url: str) -> None:
+    assert read(DATABASE_URL=url).database_url == "postgresql+psycopg2://user:word@host/name"
+
+
+def test_the_addresses_of_an_ai_horde_are_understood() -> None:
+    parts = {"POSTGRES_URL": "host:5433/name", "POSTGRES_USER": "user", "POSTGRES_PASS": "word"}
+    config = Config.from_environment({"secret_key": "salt", **parts, "REDIS_IP": "redis", "REDIS_PORT": "6380"})
+    assert config.database_url == "postgresql+psycopg2://user:word@host:5433/name"
+    assert config.redis_url == "redis://redis:6380"
+
+
+def test_production_needs_a_secret_key() -> None:
+    with pytest.raises(ConfigError, match="secret_key"):
+        Config.from_environment({"DATABASE_URL": "postgresql://host/name"})
+    development = {"DATABASE_URL": "postgresql://host/name", "HORDE_ENVIRONMENT": "development"}
+    assert Config.from_environment(development).secret_key == DEVELOPMENT_SECRET
+
+
+def test_a_database_is_needed() -> None:
+    with pytest.raises(ConfigError, match="DATABASE_URL"):
+        Config.from_environment({"secret_key": "salt"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("HORDE_PORT", "seven"),
+        ("HORDE_TEXT_FREE_OUTPUT_WAIT_FULL_SECONDS", "soon"),
+        ("HORDE_CHAT_ADMISSION_ENABLED", "maybe"),
+        ("ADMINS", "name#1"),
+        ("ADMINS", "[1]"),
+        ("HORDE_TRUSTED_PROXIES", "10.0.0.0/8, proxy"),
+    ],
+)
+def test_a_malformed_value_is_refused_by_name(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        read(**{name: value})
+
+
+@pytest.mark.parametrize(("value", "is_on"), [("1", True), ("TRUE", True), ("on", True), ("0", False), ("No", False), ("", True)])
+def test_switches(value: str, is_on: bool) -> None:
+    assert read(HORDE_CHAT_ADMISSION_ENABLED=value).chat_admission_enabled is is_on
+
+
+def test_the_limits_of_chat_follow_those_of_text() -> None:
+    config = read(HORDE_TEXT_REQUEST_2SEC_LIMIT_PER_IP="5/second", HORDE_CHAT_REQUEST_90MIN_LIMIT_PER_IP="7/minute")
+    assert (config.chat_request_2sec_limit, config.chat_request_90min_limit) == ("5/second", "7/minute")
+
+
+def test_lists_are_split_and_parsed() -> None:
+    config = read(ADMINS='["name#1"]', HORDE_TRUSTED_PROXIES="10.0.0.1/8, ::1", HORDE_WHITELISTED_ADDRESSES=" 198.51.100.1 ,")
+    assert config.admins == ("name#1",)
+    assert config.trusted_proxies == (ip_network("10.0.0.0/8"), ip_network("::1/128"))
+    assert config.whitelisted_addresses == ("198.51.100.1",)
+
+
+def test_secrets_do_not_show() -> None:
+    shown = repr(read(REDIS_URL="redis://:word@host", AWS_ACCESS_KEY_ID="word", AWS_SECRET_ACCESS_KEY="word"))
+    assert "word" not in shown
+    assert "salt" not in shown
