@@ -260,8 +260,12 @@ _verdicts = _Verdicts()
 
 
 def remember_availability(wp_id: UUID, availability: WorkerAvailability) -> None:
-    """Keep what was measured at creation for the request's first status reads."""
-    _verdicts.remember(wp_id, availability, get_counter(WORKERS_EPOCH_KEY))
+    """Keep what was measured at creation for the request's first status reads.
+
+    Only who can serve it: a worker may have appeared since "nobody" was measured, and clients give up on the first no.
+    """
+    if availability.workers:
+        _verdicts.remember(wp_id, availability, get_counter(WORKERS_EPOCH_KEY))
 
 
 def get_stored_request_availability(

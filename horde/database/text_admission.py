@@ -64,7 +64,7 @@ def require_submitter(session: Session, api_key: str, *, allow_downgrade: bool, 
     """The account behind a key on a generate route.
 
     An empty shared key is refused, or with `allow_downgrade` asks as Anonymous, behind everybody.
-    Raises Forbidden for a shared key or an account that may not ask, Unauthorized for an unknown key.
+    Raises Forbidden for a shared key that may not be used, Unauthorized for an unknown key.
     """
     caller = find_generate_caller(session, api_key)
     if caller is None:
@@ -72,8 +72,6 @@ def require_submitter(session: Session, api_key: str, *, allow_downgrade: bool, 
     submitter = Submitter(caller=caller, sharedkey=caller.sharedkey)
     if caller.sharedkey is not None:
         submitter = _require_usable_sharedkey(session, submitter, caller.sharedkey, allow_downgrade=allow_downgrade, now=now)
-    if submitter.caller.is_deleted:
-        raise Forbidden("This account is scheduled for deletion and cannot send requests.", ReturnCode.DELETED_USER)
     return submitter
 
 

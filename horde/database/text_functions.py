@@ -88,6 +88,7 @@ class ServableQueue:
     lease_capacity: float
     only_user_id: int | None  # a worker in maintenance serves its owner alone
     priority_user_ids: tuple[int, ...]
+    models: dict[int, tuple[str, ...]]  # of each class, as its requests list them
     skipped: dict[str, int] = field(default_factory=dict)
 
 
@@ -250,7 +251,7 @@ def get_sorted_text_wp_filtered_to_worker(
     class; `claim_next_request` compares the lengths of each row and takes them in queue order.
     """
     only_user_id = worker.user_id if worker.maintenance or worker.paused else None
-    servable: list[int] = []
+    servable: dict[int, tuple[str, ...]] = {}
     skipped: Counter[SkipReason] = Counter()
     for queue_class, facts in get_queue_class_facts(session, list_queue_classes(session)).items():
         judged = least_facts_of_class(facts)
@@ -258,7 +259,7 @@ def get_sorted_text_wp_filtered_to_worker(
             judged = replace(judged, user_id=only_user_id)  # whose it is, the claim compares row by row
         refusal = worker.can_generate_with_eligibility_inputs(judged, chat_inputs if facts.is_chat else inputs)
         if refusal is None:
-            servable.append(queue_class)
+            servable[queue_class] = facts.models
         else:
             skipped[refusal.reason] += 1
     return ServableQueue(
@@ -270,6 +271,7 @@ def get_sorted_text_wp_filtered_to_worker(
         lease_capacity=get_text_worker_lease_capacity(worker.speed),
         only_user_id=only_user_id,
         priority_user_ids=(worker.user_id, *priority_user_ids),
+        models=servable,
         skipped={reason.value: count for reason, count in skipped.items() if reason in REPORTED_SKIP_REASONS},
     )
 
@@ -290,7 +292,7 @@ _CLAIMED_COLUMNS = (
 )
 
 
-def _build_claim() -> Any:
+def _build_claim(*, skips_locked: bool) -> Any:
     """The claim as one statement, built once: candidates unlocked in queue order, one of them locked and taken."""
     waiting = aliased(TextWaitingPrompt, name="waiting")
     classes = (
@@ -304,7 +306,9 @@ def _build_claim() -> Any:
         waiting.wp_type == TEXT_FAMILY,
         waiting.expiry > bindparam("pop_now"),
         waiting.max_length
-        <= case((waiting.is_chat, bindparam("pop_chat_max_length", type_=Integer)), else_=bindparam("pop_max_length", type_=Integer)),
+        <= case(
+            (waiting.is_chat, bindparam("pop_chat_max_length", type_=Integer)), else_=bindparam("pop_max_length", type_=Integer)
+        ),
         waiting.max_context_length
         <= case(
             (waiting.is_chat, bindparam("pop_chat_max_context_length", type_=Integer)),
@@ -352,7 +356,7 @@ def _build_claim() -> Any:
         .where(is_live(locked))
         .order_by(best.c.is_priority.desc(), get_rank(locked).desc(), locked.created, locked.id)
         .limit(1)
-        .with_for_update(of=locked, skip_locked=True)
+        .with_for_update(of=locked, skip_locked=skips_locked)
     ).cte("chosen")
     taken = case((TextWaitingPrompt.is_chat, 1), else_=func.least(chosen.c.n, bindparam("pop_wanted", type_=Integer)))
     stored = TextWaitingPrompt
@@ -372,38 +376,38 @@ def _build_claim() -> Any:
     )
 
 
-_CLAIM = _build_claim()
+_CLAIM = _build_claim(skips_locked=True)
+_WAITING_CLAIM = _build_claim(skips_locked=False)
 
 
 def claim_next_request(session: Session, queue: ServableQueue, *, wanted: int, now: datetime) -> ClaimedRequest | None:
     """Take up to `wanted` generations of the best request this worker may serve; None when nothing is free.
 
-    One conditional statement: rows being claimed by others are skipped, so two pops never wait for each other and
-    never take the same generation. The claim is real once the caller's transaction commits, with its job rows.
+    One conditional statement: rows being claimed by others are skipped, so two pops seldom wait for each other and
+    never take the same generation. Where all are being claimed, as with one request of many generations, a second
+    waits its turn: an idle answer would keep the worker away for seconds. The claim is real once the caller's
+    transaction commits, with its job rows; until then the caller holds no other row.
     """
     if not queue.classes:
         return None
-    row = session.execute(
-        _CLAIM,
-        {
-            "pop_classes": list(queue.classes),
-            "pop_now": now,
-            "pop_max_length": queue.max_length,
-            "pop_max_context_length": queue.max_context_length,
-            "pop_chat_max_length": queue.chat_max_length,
-            "pop_chat_max_context_length": queue.chat_max_context_length,
-            "pop_lease_capacity": queue.lease_capacity,
-            "pop_only_user_id": queue.only_user_id,
-            "pop_priority_user_ids": list(queue.priority_user_ids),
-            "pop_wanted": wanted,
-            "pop_new_expiry": now + REQUEST_TTL,
-        },
-    ).one_or_none()
+    values = {
+        "pop_classes": list(queue.classes),
+        "pop_now": now,
+        "pop_max_length": queue.max_length,
+        "pop_max_context_length": queue.max_context_length,
+        "pop_chat_max_length": queue.chat_max_length,
+        "pop_chat_max_context_length": queue.chat_max_context_length,
+        "pop_lease_capacity": queue.lease_capacity,
+        "pop_only_user_id": queue.only_user_id,
+        "pop_priority_user_ids": list(queue.priority_user_ids),
+        "pop_wanted": wanted,
+        "pop_new_expiry": now + REQUEST_TTL,
+    }
+    row = session.execute(_CLAIM, values).one_or_none() or session.execute(_WAITING_CLAIM, values).one_or_none()
     if row is None:
         return None
     request = TextWaitingPrompt(**{name: getattr(row, name) for name in _CLAIMED_COLUMNS})
-    models = get_queue_class_facts(session, [row.queue_class])[row.queue_class].models
-    return ClaimedRequest(request=request, models=models, taken=row.taken, remaining=row.remaining)
+    return ClaimedRequest(request=request, models=queue.models[row.queue_class], taken=row.taken, remaining=row.remaining)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

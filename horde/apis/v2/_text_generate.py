@@ -33,7 +33,7 @@ from horde.database.text_requests import (
     require_worker_ids,
 )
 from horde.db import retry_deadlocks, transaction
-from horde.exceptions import BadRequest, ServiceUnavailable
+from horde.exceptions import BadRequest, Forbidden, ServiceUnavailable
 from horde.limiter import whitelist_address
 from horde.return_codes import ReturnCode
 
@@ -79,9 +79,16 @@ def trust_direct_address(submitter: Submitter) -> None:
         whitelist_address(get_client_address())
 
 
-def check_submitter(session: Session, api_key: str, *, allow_downgrade: bool, now: datetime) -> Submitter:
-    """The account that asks; raises what `require_submitter` raises."""
+def check_submitter(
+    session: Session, api_key: str, *, allow_downgrade: bool, proxied_account: str | None = None, now: datetime
+) -> Submitter:
+    """The account that asks; raises what `require_submitter` raises, and who may neither ask nor ask for others."""
     submitter = require_submitter(session, api_key, allow_downgrade=allow_downgrade, now=now)
+    if proxied_account is not None and not submitter.caller.is_service:
+        message = "Only service accounts may name a proxied account."
+        raise BadRequest(message, ReturnCode.ONLY_SERVICE_ACCOUNT_PROXY)
+    if submitter.caller.is_deleted:
+        raise Forbidden("This account is scheduled for deletion and cannot send requests.", ReturnCode.DELETED_USER)
     trust_direct_address(submitter)
     return submitter
 
@@ -91,9 +98,14 @@ def check_targets_and_limits(
 ) -> tuple[UUID, ...]:
     """Listed workers exist, the account has room, the address is not in timeout; the workers' ids."""
     worker_ids = require_worker_ids(session, listed_workers)
+    check_limits(session, submitter, n=n, models=models)
+    return worker_ids
+
+
+def check_limits(session: Session, submitter: Submitter, *, n: int, models: Sequence[str]) -> None:
+    """The account has room, the address is not in timeout. Raises TooManyRequests or Forbidden."""
     check_concurrency(session, submitter.caller, n, models)
     check_address_timeout(get_client_address(), for_worker=False)
-    return worker_ids
 
 
 def compute_quote(facts: TextRequestFacts, n: int) -> int:

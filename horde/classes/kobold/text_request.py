@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from horde.chat_contract import CHARACTERS_PER_PROMPT_TOKEN
 from horde.classes.kobold._chat_context import grow_context
@@ -30,6 +30,13 @@ MAX_MODEL_NAME_LENGTH = 255
 MAX_TARGET_COUNT = 1000  # no client lists more; bounds what is looked up and stored
 
 ModelName = Annotated[str, Field(min_length=1, max_length=MAX_MODEL_NAME_LENGTH)]
+
+
+def _read_whole_number(value: object) -> object:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+WholeNumber = Annotated[int, BeforeValidator(_read_whole_number)]  # some clients write integers as 512.0
 
 
 class TextContextFit(StrEnum):
@@ -71,6 +78,8 @@ class TextRequestBody(LenientBody):
     trusted_workers: bool = False
     validated_backends: bool = False
     slow_workers: bool = True
+    extra_slow_workers: bool = False  # this and `nsfw` mean nothing on text, yet have to be booleans
+    nsfw: bool = True
     workers: list[str] = Field(default_factory=list, max_length=MAX_TARGET_COUNT)
     worker_blacklist: bool = False
     dry_run: bool = False
