@@ -83,6 +83,7 @@ http_request_seconds = _histogram(
 redis_failures = _counter("horde.redis.failures", "Redis calls that failed or were skipped.", "horde.purpose", "horde.outcome")
 after_commit_failures = _counter("horde.db.after_commit_failures", "Calls after a commit that raised; the commit stands.")
 signal_failures = _counter("horde.chat.signal_failures", "Completion signals that could not be published.")
+webhook_deliveries = _counter("horde.webhook.deliveries", "Webhooks by what became of them.", "horde.outcome")
 _gauge("horde.db.pool_connections", "1", "Database connections of a process.", "horde.state")
 _gauge("horde.kudos.fold_lag_seconds", "s", "Age of the oldest kudos posting that is not folded into a balance yet.")
 

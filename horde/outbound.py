@@ -1,14 +1,37 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Requests to addresses that an operator gave us. No proxy of the environment is used, and no error of the client leaves."""
+"""Requests to addresses that an operator or a user gave us. No proxy of the environment is used, and no error of a client
+leaves.
 
+`fetch_text` trusts the operator. `send_public_request` trusts nobody: whoever names the address may aim it at this
+network.
+"""
+
+import socket
+import ssl
+import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from typing import Any
+from urllib.parse import urlsplit
 
+import httpcore
 import httpx
+
+MAX_RESOLVING_COUNT = 32  # names looked up at a time; a name server that never answers holds a thread for a minute
+_NAT64 = IPv6Network("64:ff9b::/96")
+
+type Address = IPv4Address | IPv6Address
 
 
 class OutboundFailed(Exception):
     """No answer: no connection, too slow, too long, or an address that cannot be asked."""
+
+
+class AddressRefused(OutboundFailed):
+    """The host has an address that is not of the public internet; nothing was sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +40,15 @@ class Answer:
 
     status: int
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class PublicAnswer:
+    """What a host said: header names in lower case, of repeated ones the last; a redirect is an answer like any other."""
+
+    status: int
+    headers: Mapping[str, str] = field(repr=False)
+    body: bytes = field(repr=False)
 
 
 def fetch_text(url: str, *, timeout_seconds: float, max_bytes: int) -> Answer:
@@ -39,3 +71,224 @@ def fetch_text(url: str, *, timeout_seconds: float, max_bytes: int) -> Answer:
             return Answer(response.status_code, body.decode("utf-8", "replace"))
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise OutboundFailed(type(error).__name__) from error
+
+
+def is_public(address: Address) -> bool:
+    """Whether an address belongs to the public internet; an IPv4 address in IPv6 clothes is judged as IPv4."""
+    if isinstance(address, IPv6Address):
+        if address.sixtofour or address.teredo or address.is_site_local:
+            return False  # transition leftovers that nobody serves from, with addresses of any kind inside
+        inner = IPv4Address(int(address) & 0xFFFFFFFF) if address in _NAT64 else address.ipv4_mapped
+        if inner is not None:
+            return is_public(inner)
+    return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
+
+
+def resolve_host(host: str, port: int) -> Sequence[Address]:
+    """Every address of a host, as the system's resolver has it; odd spellings of numbers are resolved too. Raises OSError."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(ip_address(entry[4][0]) for entry in found))
+
+
+@cache
+def _get_tls_context() -> ssl.SSLContext:
+    return httpcore.default_ssl_context()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """What requests run on. The default is the internet; tests give their own, since theirs is all loopback."""
+
+    resolve: Callable[[str, int], Sequence[Address]] = resolve_host
+    is_allowed: Callable[[Address], bool] = is_public
+    get_tls_context: Callable[[], ssl.SSLContext] = _get_tls_context
+
+
+INTERNET = Network()
+
+
+def send_public_request(
+    method: str,
+    url: str,
+    *,
+    headers: Mapping[str, str] | None = None,
+    content: bytes | None = None,
+    phase_seconds: float,
+    total_seconds: float,
+    max_bytes: int,
+    network: Network = INTERNET,
+) -> PublicAnswer:
+    """Ask a host that a user named, for one http or https URL and without following redirects.
+
+    The host is resolved once. Every address has to be public, and the connection goes to one of those that were checked,
+    so a name that answers differently the second time leads nowhere. The URL's host is the Host header and the name the
+    certificate is verified against. `phase_seconds` bounds the connecting and each read, `total_seconds` everything. With
+    `max_bytes` 0 the body is left unread. Call it with no transaction open.
+
+    Raises AddressRefused for an address that is not public, OutboundFailed for every other reason.
+    """
+    deadline = time.monotonic() + total_seconds
+    target = _parse_url(url)
+    addresses = _require_public_addresses(target, network, deadline)
+    all_headers = {"Host": target.netloc.decode("ascii"), "Accept-Encoding": "identity", **(headers or {})}
+    backend = _CheckedBackend(addresses, phase_seconds, deadline)
+    try:
+        with (
+            httpcore.ConnectionPool(ssl_context=network.get_tls_context(), network_backend=backend) as pool,
+            pool.stream(method, _build_target(target), headers=list(all_headers.items()), content=content) as response,
+        ):
+            body = _read_body(response, max_bytes) if max_bytes else b""
+            return PublicAnswer(response.status, _decode_headers(response.headers), body)
+    except (OSError, httpcore.ProtocolError) as error:
+        raise OutboundFailed(type(error).__name__) from error
+
+
+def _parse_url(text: str) -> httpx.URL:
+    """An absolute http or https address; raises OutboundFailed, and AddressRefused for numbers httpx takes for no host."""
+    try:
+        url = httpx.URL(text)
+    except (httpx.InvalidURL, ValueError) as error:
+        if _is_odd_number(text):
+            raise AddressRefused("The host is an address in an odd spelling.") from error
+        raise OutboundFailed(type(error).__name__) from error
+    if url.scheme not in {"http", "https"} or not url.host:
+        raise OutboundFailed("The address is not an http or https URL.")
+    return url
+
+
+def _is_odd_number(text: str) -> bool:
+    """Whether a URL's host is an IPv4 address as C reads it, such as 0177.0.0.1."""
+    try:
+        socket.inet_aton(urlsplit(text).hostname or "")
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _build_target(url: httpx.URL) -> httpcore.URL:
+    return httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path)
+
+
+def _require_public_addresses(url: httpx.URL, network: Network, deadline: float) -> Sequence[Address]:
+    port = url.port or (443 if url.scheme == "https" else 80)
+    addresses = _resolve_until(lambda: network.resolve(url.raw_host.decode("ascii"), port), deadline)
+    if not addresses:
+        raise OutboundFailed("The host has no address.")
+    if not all(network.is_allowed(address) for address in addresses):
+        raise AddressRefused("The host has an address that is not public.")
+    return addresses
+
+
+_resolving = threading.BoundedSemaphore(MAX_RESOLVING_COUNT)
+
+
+def _resolve_until(resolve: Callable[[], Sequence[Address]], deadline: float) -> Sequence[Address]:
+    """The resolver's answer; given up at the deadline, since the resolver itself has no time limit."""
+    answers: list[Sequence[Address]] = []
+
+    def look_up() -> None:
+        try:
+            answers.append(resolve())
+        except (OSError, ValueError):  # ValueError: a label that no name server can be asked for
+            answers.append(())
+        finally:
+            _resolving.release()
+
+    if not _resolving.acquire(timeout=max(0.0, deadline - time.monotonic())):
+        raise OutboundFailed("Too many names are being looked up.")
+    thread = threading.Thread(target=look_up, name="horde-resolve", daemon=True)
+    thread.start()
+    thread.join(max(0.0, deadline - time.monotonic()))
+    if not answers:
+        raise OutboundFailed("The host's name was not found in time.")
+    return answers[0]
+
+
+def _read_body(response: httpcore.Response, max_bytes: int) -> bytes:
+    body = bytearray()
+    for chunk in response.iter_stream():
+        body += chunk
+        if len(body) > max_bytes:
+            raise OutboundFailed("The answer is too long.")
+    return bytes(body)
+
+
+def _decode_headers(headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
+    return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in headers}
+
+
+class _CheckedBackend(httpcore.NetworkBackend):
+    """Connects to the checked addresses, whatever host it is asked for, and watches the clock at every step."""
+
+    def __init__(self, addresses: Sequence[Address], phase_seconds: float, deadline: float) -> None:
+        self._addresses, self._phase_seconds, self._deadline = addresses, phase_seconds, deadline
+
+    def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore.NetworkStream:
+        """A connection to the first checked address that takes one; raises OSError."""
+        failure = OSError("no address")
+        for address in self._addresses:
+            try:
+                connection = socket.create_connection((str(address), port), _compute_timeout(self._phase_seconds, self._deadline))
+            except OSError as error:
+                failure = error
+                continue
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return _BoundedStream(connection, self._phase_seconds, self._deadline)
+        raise failure
+
+
+class _BoundedStream(httpcore.NetworkStream):
+    """A socket whose every step ends by the deadline: httpcore alone would grant each byte a time of its own."""
+
+    def __init__(self, connection: socket.socket, phase_seconds: float, deadline: float) -> None:
+        self._connection, self._phase_seconds, self._deadline = connection, phase_seconds, deadline
+
+    def _set_timeout(self) -> None:
+        self._connection.settimeout(_compute_timeout(self._phase_seconds, self._deadline))
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        """The next bytes; empty at the end. Raises OSError."""
+        self._set_timeout()
+        return self._connection.recv(max_bytes)
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        """Send all. Raises OSError."""
+        rest = memoryview(buffer)
+        while rest:
+            self._set_timeout()
+            rest = rest[self._connection.send(rest) :]
+
+    def close(self) -> None:
+        """Let go of the socket."""
+        self._connection.close()
+
+    def start_tls(
+        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+    ) -> httpcore.NetworkStream:
+        """The same connection under TLS, verified against the name. Raises OSError."""
+        self._set_timeout()
+        try:
+            secure = ssl_context.wrap_socket(self._connection, server_hostname=server_hostname)
+        except OSError:
+            self.close()
+            raise
+        return _BoundedStream(secure, self._phase_seconds, self._deadline)
+
+    def get_extra_info(self, info: str) -> Any:
+        """Nothing: only HTTP/1.1 is offered, so there is no protocol to tell."""
+        return None
+
+
+def _compute_timeout(phase_seconds: float, deadline: float) -> float:
+    """Seconds the next step may take; raises TimeoutError when there are none left."""
+    left = min(phase_seconds, deadline - time.monotonic())
+    if left <= 0:
+        raise TimeoutError
+    return left

@@ -38,6 +38,7 @@ from horde.database.migrate import require_current_schema
 from horde.database.threads import list_jobs
 from horde.logger import build_failure_fields, get_logger
 from horde.telemetry import MetricsEndpoint, start_telemetry
+from horde.webhooks import start_webhooks
 
 logger = get_logger(__name__)
 
@@ -189,11 +190,12 @@ class HordeServer(BaseApplication):  # type: ignore[misc]
             self._stop_calls.append(telemetry.stop)
 
     def start_threads(self, worker: JsonThreadWorker) -> None:
-        """Once the application is made: the periodic jobs, the news about accounts, and the figure of the queue."""
+        """Once the application is made: the periodic jobs, the webhooks, the news about accounts, and the queue's figure."""
         worker.wsgi.extensions[NODE_EXTENSION].read_queue_length = worker.tpool._work_queue.qsize
         stop_listening = threading.Event()
         start_account_listener(stop_listening)
         self._stop_calls.append(stop_listening.set)
+        self._stop_calls.append(start_webhooks().stop)
         self._stop_calls.append(start_background(self._config, list_jobs(self._config)).stop)
 
     def stop_process(self, _arbiter: object, _worker: object) -> None:

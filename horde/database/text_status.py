@@ -242,11 +242,12 @@ def _build_generation(row: Any, progress: RequestProgress, *, is_chat: bool) -> 
         "worker_id": str(row.worker_id),
         "worker_name": row.worker_name,
         "model": row.model,
-        "state": _get_state(row.censored, metadata),
+        "state": get_generation_state(row.censored, metadata),
     }
 
 
-def _get_state(censored: bool, metadata: list[Mapping[str, Any]]) -> str:
+def get_generation_state(censored: bool, metadata: list[Mapping[str, Any]]) -> str:
+    """The `state` of a finished generation as requesters see it."""
     if any(entry.get("type") == CSAM_METADATA["type"] and entry.get("value") == CSAM_METADATA["value"] for entry in metadata):
         return "csam"
     return "censored" if censored else "ok"

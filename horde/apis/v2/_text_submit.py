@@ -26,7 +26,7 @@ from horde.classes.kobold.processing_generation import (
     build_gate_shadow_attributes,
     seconds_since,
 )
-from horde.classes.kobold.text_request import LenientBody
+from horde.classes.kobold.text_request import LenientBody, WholeNumber
 from horde.database.text_jobs import (
     Fault,
     JobFacts,
@@ -38,7 +38,7 @@ from horde.database.text_jobs import (
     find_job,
     settle_job,
 )
-from horde.database.text_status import CSAM_METADATA
+from horde.database.text_status import CSAM_METADATA, get_generation_state
 from horde.database.users import Caller
 from horde.database.workers import parse_id
 from horde.db import transaction
@@ -46,6 +46,7 @@ from horde.exceptions import BadRequest, Forbidden, NotFound
 from horde.logger import get_logger
 from horde.model_reference import get_text_model_multiplier, is_known_text_model
 from horde.return_codes import ReturnCode
+from horde.webhooks import queue_webhook
 
 logger = get_logger(__name__)
 
@@ -66,7 +67,7 @@ class TextSubmitBody(LenientBody):
     id: str
     generation: str
     state: SubmissionState = Field(default=SubmissionState.OK, strict=False)
-    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] = 0
+    seed: Annotated[WholeNumber, Field(ge=-(2**63), le=2**63 - 1)] = 0
     gen_metadata: list[GenerationMetadata] = Field(default_factory=list)
 
 
@@ -181,7 +182,7 @@ def settle_or_refuse(job: JobFacts, submitted: Submitted, *, dropped_tool_calls:
 
 
 def _report_stored(job: JobFacts, submitted: Submitted, settlement: Settlement, dropped_tool_calls: int, now: datetime) -> None:
-    """Log, count and signal a stored reply, after its commit. Best effort."""
+    """Log, count and tell of a stored reply, after its commit. Best effort."""
     extra = {"job": str(job.id), "worker": str(job.worker_id), "chat": job.is_chat}
     if dropped_tool_calls:
         extra["dropped_tool_calls"] = dropped_tool_calls
@@ -191,6 +192,25 @@ def _report_stored(job: JobFacts, submitted: Submitted, settlement: Settlement, 
         publish_chat_event(job.wp_id, ChatEvent.GENERATION, settlement.finished_count)
         if settlement.is_done:
             publish_chat_event(job.wp_id, ChatEvent.DONE, settlement.finished_count)
+    elif job.webhook is not None:
+        queue_webhook(job.webhook, build_webhook_body(job, submitted, settlement))
+
+
+def build_webhook_body(job: JobFacts, submitted: Submitted, settlement: Settlement) -> dict[str, Any]:
+    """What a webhook is told of a text generation: as on the status, with the ids and the worker's reward."""
+    metadata = submitted.columns["gen_metadata"] or []
+    return {
+        "text": submitted.columns["generation"],
+        "seed": submitted.columns["seed"],
+        "worker_id": str(job.worker_id),
+        "worker_name": job.worker_name,
+        "model": job.model,
+        "id": str(job.id),
+        "state": get_generation_state(submitted.is_censored, metadata),
+        "gen_metadata": metadata,
+        "request": str(job.wp_id),
+        "kudos": float(settlement.kudos),
+    }
 
 
 def _count_stored(job: JobFacts, submitted: Submitted, now: datetime) -> None:
