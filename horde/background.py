@@ -154,7 +154,12 @@ class BackgroundThread:
         self._background = Background(jobs, self._leadership.refresh)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._tick_until_stopped, name="horde-background", daemon=True)
-        metrics.set_gauge_source("horde.background.leader", lambda: [Observation(int(self._leadership.is_leader))])
+        metrics.set_gauge_source("horde.background.leader", lambda: [Observation(int(self.is_leader))])
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this process leads, as found at the last election."""
+        return self._leadership.is_leader
 
     def start(self) -> None:
         """Begin; the jobs are due at once."""

@@ -113,7 +113,6 @@ text_empty_generations = _counter(
     "horde.text.empty_generations",
     "Completed generations without text or tool calls. The model is a name of the model reference, or `other`.",
     "horde.model",
-    "horde.chat",
 )
 text_queue_wait_seconds = _histogram(
     "horde.text.queue_wait_seconds",

@@ -26,16 +26,20 @@ from gunicorn.http.errors import (
     UnsupportedTransferCoding,
 )
 from gunicorn.workers.gthread import ThreadWorker
+from opentelemetry.metrics import Observation
 from sqlalchemy import NullPool, create_engine
 
-from horde import metrics
+from horde import db, metrics
 from horde.apis.v2.heartbeat import NODE_EXTENSION
 from horde.app import create_app
 from horde.background import start_background
+from horde.clock import utcnow
 from horde.config import Config
 from horde.database.account_cache import start_account_listener
+from horde.database.kudos import get_fold_lag_seconds
 from horde.database.migrate import require_current_schema
 from horde.database.threads import list_jobs
+from horde.exceptions import ServiceUnavailable
 from horde.logger import build_failure_fields, get_logger
 from horde.telemetry import MetricsEndpoint, start_telemetry
 from horde.webhooks import start_webhooks
@@ -196,12 +200,23 @@ class HordeServer(BaseApplication):  # type: ignore[misc]
         start_account_listener(stop_listening)
         self._stop_calls.append(stop_listening.set)
         self._stop_calls.append(start_webhooks().stop)
-        self._stop_calls.append(start_background(self._config, list_jobs(self._config)).stop)
+        background = start_background(self._config, list_jobs(self._config))
+        self._stop_calls.append(background.stop)
+        metrics.set_gauge_source("horde.kudos.fold_lag_seconds", lambda: observe_fold_lag() if background.is_leader else [])
 
     def stop_process(self, _arbiter: object, _worker: object) -> None:
         """After the last request of this process."""
         while self._stop_calls:
             self._stop_calls.pop()()
+
+
+def observe_fold_lag() -> list[Observation]:
+    """How far the balances lag; nothing while the database is away."""
+    try:
+        with db.reading() as session:
+            return [Observation(get_fold_lag_seconds(session, utcnow()))]
+    except ServiceUnavailable:
+        return []
 
 
 def bound_socket_waits(arbiter: Any) -> None:

@@ -12,10 +12,10 @@ from decimal import Decimal
 from functools import partial
 from uuid import UUID
 
-from sqlalchemy import text, update
+from sqlalchemy import select, text, update
 from sqlalchemy.orm import Session
 
-from horde.classes.base.kudos import Account, Currency, KudosReservation, Movements, Statistic
+from horde.classes.base.kudos import Account, Currency, KudosPosting, KudosReservation, Movements, Statistic
 from horde.classes.base.user import ANONYMOUS_FLOOR, ANONYMOUS_ID, PSEUDONYMOUS_FLOOR, REGISTERED_FLOOR
 from horde.clock import utcnow
 from horde.config import Config
@@ -330,6 +330,13 @@ _AUDIT_COUNTS = text(
         (SELECT count(*) FROM kudos_stat_events WHERE quarantine_reason IS NOT NULL) AS quarantined_statistics
     """
 )
+
+
+def get_fold_lag_seconds(session: Session, now: datetime) -> float:
+    """The age of the oldest posting that no balance shows yet; 0 when there is none."""
+    oldest = select(KudosPosting.created).where(KudosPosting.applied.is_(False)).order_by(KudosPosting.id).limit(1)
+    created = session.scalar(oldest)
+    return 0.0 if created is None else max((now - created).total_seconds(), 0.0)
 
 
 def audit_ledger(session: Session) -> AuditReport:
