@@ -140,7 +140,11 @@ def _limit(*limits: tuple[str | Callable[[], str], Callable[[], str]]) -> Callab
 def _submit_limits(
     read_2sec: Callable[[Config], str], read_90min: Callable[[Config], str]
 ) -> tuple[tuple[Callable[[], str], Callable[[], str]], ...]:
-    """The three limits of a generate route; whitelisted addresses and the shared anonymous key have wider ones."""
+    """The three limits of a generate route; whitelisted addresses and the shared anonymous key have wider ones.
+
+    The limit by key is that of text on either route, so that raising the chat limit of an address that many share does
+    not raise what one account may send.
+    """
 
     def by_path_a_minute() -> str:
         return "300/minute" if _is_whitelisted() else read_90min(_get_limits().config)
@@ -153,7 +157,7 @@ def _submit_limits(
         is_anonymous = request.headers.get("apikey", ANONYMOUS_API_KEY) == ANONYMOUS_API_KEY
         if is_anonymous or limits.whitelist.holds_for_a_day(limits.get_address()):
             return "60/second"
-        return read_2sec(limits.config)
+        return limits.config.text_request_2sec_limit
 
     return (by_path_a_minute, _path_key), (by_path_a_second, _path_key), (by_key_a_second, _key_key)
 

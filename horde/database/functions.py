@@ -19,6 +19,7 @@ from horde.classes.kobold.pricing import estimate_queue_wait_seconds
 from horde.classes.kobold.worker import (
     ChatRefusal,
     EligibilityInputs,
+    SkipReason,
     TextRequestFacts,
     TextWorker,
     get_effective_text_worker_speed,
@@ -32,6 +33,7 @@ from horde.redis_ctrl import get_counter, increment_counter
 WORKERS_EPOCH_KEY = "horde:text_workers:epoch"
 WORKERS_COPY_SECONDS = 5.0  # how long a copy lives while no worker changed
 VERDICT_SECONDS = 60.0
+_QUEUE_REFUSALS = frozenset({SkipReason.BRIDGE_VERSION, SkipReason.SLOW})  # by the queue query: it never asks such a worker
 MAX_CACHED_VERDICTS = 20_000
 
 
@@ -185,7 +187,7 @@ def get_worker_availability_for_request(
         refusal = online.worker.can_generate_with_eligibility_inputs(request, inputs)
         if refusal is None:
             eligible.append(online)
-        else:
+        elif refusal.reason not in _QUEUE_REFUSALS:
             refusals.append(refusal)
     gap = find_chat_declaration_gap(refusals) if request.is_chat and not eligible else None
     return WorkerAvailability(workers=tuple(eligible), declaration_gap=gap)

@@ -135,6 +135,7 @@ def admit_output(
     except Forbidden:
         if not is_dry_run:
             _record_decision("refused", submitter, facts, needs)
+            _record_wait(wait_seconds, submitter, facts)
         raise
     if submitter.sharedkey is not None:
         _check_sharedkey_tokens(submitter.sharedkey, admission.facts.max_length)
@@ -164,7 +165,9 @@ def _pay(
     if not needs.is_hold_required:
         return admission
     payer = submitter.caller.id
-    if is_dry_run:
+    if submitter.caller.is_anonymous:
+        is_held = False  # what everybody shares is nobody's to hold: it rides at its floor
+    elif is_dry_run:
         is_held = get_available_kudos(session, payer) >= needs.estimate
     else:
         is_held = hold_kudos(session, user_id=payer, business_id=upfront_hold_id(wp_id), amount=needs.estimate, now=now)

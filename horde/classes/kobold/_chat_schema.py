@@ -16,9 +16,12 @@ from enum import Enum
 from pathlib import Path
 from typing import IO, Final
 
+from horde.exceptions import ServiceUnavailable
+
 SCHEMA_CHECK_SECONDS: Final = 2.0
 HELPER_START_SECONDS: Final = 30.0  # importing the library on a busy machine
 MAX_HELPER_COUNT: Final = 2  # per process; further checks wait for a free one
+HELPER_WAIT_SECONDS: Final = 2.0  # for a free one: hostile schemas sent at once must not hold every thread of a server
 
 _PROGRAM: Final = Path(__file__).with_name("_chat_schema_helper.py")
 _READY: Final = b"R"
@@ -33,8 +36,11 @@ class SchemaVerdict(Enum):
     UNCOMPILABLE = b"U"
 
 
-class SchemaHelperUnavailable(RuntimeError):
-    """No helper can be started: trouble of this machine, which no reply is judged by."""
+class SchemaHelperUnavailable(ServiceUnavailable):
+    """No helper is free or can be started: trouble of this machine, which no reply is judged by. The worker sends it again."""
+
+    def __init__(self) -> None:
+        super().__init__("The reply cannot be checked at the moment. Send it again.")
 
 
 class _Helper:
@@ -48,7 +54,7 @@ class _Helper:
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, start_new_session=True)
         if self._read_letter(HELPER_START_SECONDS) != _READY:
             self.kill()
-            raise SchemaHelperUnavailable("The helper that checks schemas did not start.")
+            raise SchemaHelperUnavailable
 
     @property
     def _pipes(self) -> tuple[IO[bytes], IO[bytes]]:
@@ -106,11 +112,15 @@ class _HelperPool:
 
     def check(self, request: bytes) -> SchemaVerdict:
         """Run one check; a helper that fails in it is replaced by the next call."""
-        with self._slots:
-            try:
-                return self._check_with(self._take(), request)
-            except BrokenPipeError:
-                return self._check_with(_Helper(), request)  # an idle helper had been killed from outside
+        slots = self._slots
+        if not slots.acquire(timeout=HELPER_WAIT_SECONDS):
+            raise SchemaHelperUnavailable
+        try:
+            return self._check_with(self._take(), request)
+        except BrokenPipeError:
+            return self._check_with(_Helper(), request)  # an idle helper had been killed from outside
+        finally:
+            slots.release()
 
     def _take(self) -> _Helper:
         try:
@@ -152,6 +162,6 @@ def check_content_against_schema(content: str, schema: object) -> SchemaVerdict:
 
     Takes up to two seconds; no transaction may be open. A schema that does not compile, whose references do not
     resolve inside it, or that is over time or memory, is UNCOMPILABLE.
-    Raises SchemaHelperUnavailable when no helper can be started.
+    Raises SchemaHelperUnavailable, a 503, when no helper can be started or comes free.
     """
     return _pool.check(json.dumps([content, schema]).encode() + b"\n")
