@@ -16,7 +16,7 @@ from horde.classes.base.kudos import KudosReservation, upfront_hold_id
 from horde.classes.base.processing_generation import ProcessingGeneration
 from horde.classes.base.stats import TextGenState, TextGenStatistic
 from horde.classes.base.user import User, UserRole, UserRoleTypes
-from horde.classes.base.waiting_prompt import REQUEST_TTL, WaitingPrompt, WPAllowedWorkers
+from horde.classes.base.waiting_prompt import REQUEST_TTL, TerminalOutcome, WaitingPrompt, WPAllowedWorkers
 from horde.classes.kobold.pricing import (
     build_generation_movements,
     compute_generation_charge,
@@ -64,9 +64,10 @@ _FINISH_REQUEST = text(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssignedJobs:
-    """The jobs of one pop, all with the same model."""
+    """The jobs of one pop, all of one request and with the same model."""
 
     ids: tuple[UUID, ...]
+    wp_id: UUID
     model: str
     ttl_seconds: int
     is_over_capacity: bool
@@ -184,7 +185,7 @@ def assign_jobs(
         **request.get_generation_assignment(worker),
     }
     session.execute(insert(TextProcessingGeneration).values([{"id": job_id, **shared} for job_id in ids]))
-    return AssignedJobs(ids=ids, model=model, ttl_seconds=ttl, is_over_capacity=is_over)
+    return AssignedJobs(ids=ids, wp_id=request.id, model=model, ttl_seconds=ttl, is_over_capacity=is_over)
 
 
 def _choose_model(claimed: ClaimedRequest, worker: TextWorker, models: Sequence[str]) -> str:
@@ -281,14 +282,15 @@ def settle_job(session: Session, job: JobFacts, submitted: Submitted, kudos: Dec
         reservation_id=upfront_hold_id(job.wp_id) if job.has_hold else None,
         censored=submitted.is_censored,
     )
-    append_movements(session, uuid4(), movements, now)
+    append_movements(session, job.id, movements, now)
     if job.sharedkey_id is not None:
         charge_shared_key(session, job.sharedkey_id, charge)
     finished_count, others_pending = counts
+    is_faulted = request.terminal_outcome == TerminalOutcome.FAULTED  # what was returned to it still stands in its n
     is_done = request.n == 0 and others_pending == 0 and (finished_count >= request.jobs or request.terminal_outcome is not None)
-    if is_done:
+    if is_done or (is_faulted and others_pending == 0):
         session.execute(_FINISH_REQUEST, {"wp_id": job.wp_id, "hold_id": upfront_hold_id(job.wp_id), "now": now})
-    return Settlement(kudos=kudos, finished_count=finished_count, is_done=is_done)
+    return Settlement(kudos=kudos, finished_count=finished_count, is_done=is_done and not is_faulted)
 
 
 def _charge_request(session: Session, job: JobFacts, charge: Decimal, now: datetime) -> Any:

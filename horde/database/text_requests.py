@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from sqlalchemy import delete, func, insert, select
 from sqlalchemy.orm import Session
@@ -27,6 +27,7 @@ from horde.exceptions import NotFound, TooManyRequests
 from horde.return_codes import ReturnCode
 
 DOWNGRADED_PRIORITY = -50
+HIGHEST_PRIORITY = 2**31 - 1  # what the column holds; balances are wider
 FLAGGED_PRIORITY = -100
 FLAGGED_DIVISOR = 1000
 
@@ -66,9 +67,12 @@ def require_worker_ids(session: Session, worker_ids: Sequence[str]) -> tuple[UUI
     parsed: list[UUID] = []
     for text in worker_ids:
         try:
-            parsed.append(UUID(text))
+            worker_id = UUID(text)
         except ValueError:
             raise _worker_missing(text) from None
+        if str(worker_id) != text.lower():  # the other spellings that Python reads are none of ours
+            raise _worker_missing(text)
+        parsed.append(worker_id)
     if not parsed:
         return ()
     existing = set(session.scalars(select(Worker.id).where(Worker.id.in_(parsed))))
@@ -167,9 +171,11 @@ def compute_starting_priority(caller: Caller, *, is_downgraded: bool) -> int:
     """Where a request enters the queue: the requester's folded kudos, less for downgraded and flagged accounts."""
     if is_downgraded:
         return DOWNGRADED_PRIORITY
-    if caller.is_flagged:
-        return round(caller.kudos / FLAGGED_DIVISOR) if caller.kudos > 10 else FLAGGED_PRIORITY
-    return caller.kudos
+    if not caller.is_flagged:
+        priority = caller.kudos
+    else:
+        priority = round(caller.kudos / FLAGGED_DIVISOR) if caller.kudos > 10 else FLAGGED_PRIORITY
+    return max(-HIGHEST_PRIORITY, min(priority, HIGHEST_PRIORITY))
 
 
 def activate_text_request(
@@ -186,7 +192,7 @@ def activate_text_request(
     """Show a request to the workers and charge its tax, in the caller's transaction; False when the row is gone."""
     if not TextWaitingPrompt._activate(session, wp_id, tax=int(tax), priority=priority, claim=claim, now=now):
         return False
-    append_movements(session, uuid4(), build_activation_movements(requester_id=caller.id, tax=tax), now)
+    append_movements(session, wp_id, build_activation_movements(requester_id=caller.id, tax=tax), now)
     if sharedkey_id is not None:
         charge_shared_key(session, sharedkey_id, tax)
     return True

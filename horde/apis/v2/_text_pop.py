@@ -9,14 +9,16 @@ from typing import Annotated, Any
 from uuid import uuid4
 
 from pydantic import Field
-from sqlalchemy import delete, func, insert, select
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import and_, delete, func, inspect, select, update
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from horde import metrics
 from horde.apis.requests import get_config, get_peer_address
 from horde.classes.base.worker import (
+    DEFAULT_MAINTENANCE_MESSAGE,
     MAX_BRIDGE_AGENT_LENGTH,
+    SPEED_BASELINE,
     UNKNOWN_BRIDGE_AGENT,
     Worker,
     WorkerModel,
@@ -25,9 +27,10 @@ from horde.classes.base.worker import (
 )
 from horde.classes.kobold.chat_request import ChatDeclaration
 from horde.classes.kobold.pricing import build_uptime_movements, compute_uptime_reward
-from horde.classes.kobold.text_request import LenientBody
+from horde.classes.kobold.text_request import LenientBody, WholeNumber
 from horde.classes.kobold.waiting_prompt import TEXT_PAYLOAD_DEFAULTS
 from horde.classes.kobold.worker import (
+    CheckIn,
     EligibilityInputs,
     TextWorker,
     get_minimum_text_speed,
@@ -36,7 +39,7 @@ from horde.classes.kobold.worker import (
 from horde.database.addresses import check_address_timeout, check_worker_address
 from horde.database.functions import note_text_workers_changed
 from horde.database.kudos import append_movements
-from horde.database.stats import HordeModes
+from horde.database.stats import HordeModes, get_horde_modes
 from horde.database.text_functions import ServableQueue, claim_next_request, get_sorted_text_wp_filtered_to_worker
 from horde.database.text_jobs import AssignedJobs, assign_jobs
 from horde.database.users import Caller
@@ -62,12 +65,12 @@ class TextPopBody(LenientBody):
     name: Annotated[str, Field(min_length=1, max_length=4096)]
     models: list[CountedName] = Field(default_factory=list)
     bridge_agent: str = UNKNOWN_BRIDGE_AGENT
-    threads: Annotated[int, Field(ge=1, le=50)] = 1
-    amount: Annotated[int, Field(ge=1, le=20)] = 1
+    threads: Annotated[WholeNumber, Field(ge=1, le=50)] = 1
+    amount: Annotated[WholeNumber, Field(ge=1, le=20)] = 1
     nsfw: bool = True
     priority_usernames: list[CountedName] = Field(default_factory=list)
-    max_length: Annotated[int, Field(ge=1, le=2**31 - 1)] = 512
-    max_context_length: Annotated[int, Field(ge=1, le=2**31 - 1)] = 2048
+    max_length: Annotated[WholeNumber, Field(ge=1, le=2**31 - 1)] = 512
+    max_context_length: Annotated[WholeNumber, Field(ge=1, le=2**31 - 1)] = 2048
 
     @property
     def clean_name(self) -> str:
@@ -142,7 +145,7 @@ def find_named_worker(session: Session, name: str) -> TextWorker | None:
     return worker
 
 
-def find_address_refusal(caller: Caller, modes: HordeModes) -> HordeError | None:
+def find_address_refusal(caller: Caller, *, is_raid: bool) -> HordeError | None:
     """The refusal of a worker's address in timeout, or called unsafe by the checker; None when it may work.
 
     May wait for the checker, so no transaction may be open; the pop raises it in its place among the checks.
@@ -151,7 +154,7 @@ def find_address_refusal(caller: Caller, modes: HordeModes) -> HordeError | None
     try:
         check_address_timeout(address, for_worker=True)
         is_exempt = caller.is_trusted or caller.is_vpn
-        check_worker_address(address, is_exempt=is_exempt, raid=modes.raid, config=get_config())
+        check_worker_address(address, is_exempt=is_exempt, raid=is_raid, config=get_config())
     except HordeError as refusal:
         return refusal
     return None
@@ -164,7 +167,7 @@ def check_worker_owner(worker: TextWorker, caller: Caller) -> None:
         raise Forbidden(message, ReturnCode.WRONG_CREDENTIALS)
 
 
-def check_new_worker(session: Session, body: TextPopBody, caller: Caller, modes: HordeModes) -> None:
+def check_new_worker(session: Session, body: TextPopBody, caller: Caller) -> None:
     """Refuse a new worker by its name or by how many its owner has. Raises BadRequest or Forbidden."""
     name = body.clean_name
     if not name:
@@ -181,7 +184,7 @@ def check_new_worker(session: Session, body: TextPopBody, caller: Caller, modes:
             func.count().filter(Worker.ipaddr == get_peer_address()),
         )
     ).one()
-    _check_worker_counts(own, same_address, caller, modes)
+    _check_worker_counts(own, same_address, caller, get_horde_modes(session))
 
 
 def _check_worker_counts(own: int, same_address: int, caller: Caller, modes: HordeModes) -> None:
@@ -201,9 +204,9 @@ def _check_worker_counts(own: int, same_address: int, caller: Caller, modes: Hor
         raise Forbidden(message, ReturnCode.TOO_MANY_SAME_IPS)
 
 
-def create_worker(session: Session, body: TextPopBody, caller: Caller, now: datetime) -> TextWorker:
-    """A new worker's row; raises Forbidden when somebody took the name at this very moment."""
-    worker = TextWorker(
+def build_worker(body: TextPopBody, caller: Caller, now: datetime) -> TextWorker:
+    """A new worker as its first pop describes it, not stored yet."""
+    return TextWorker(
         id=uuid4(),
         user_id=caller.id,
         name=body.clean_name,
@@ -214,41 +217,60 @@ def create_worker(session: Session, body: TextPopBody, caller: Caller, now: date
         last_reward_uptime=0,
         paused=False,
         maintenance=False,
-        speed=1.0,
+        maintenance_msg=DEFAULT_MAINTENANCE_MESSAGE,
+        speed=SPEED_BASELINE,
         threads=body.threads,
+        bridge_agent=body.clean_agent,
         accepts_chat_jobs=False,
         accepts_prompt_jobs=True,
     )
-    session.add(worker)
-    try:
-        session.flush()
-    except IntegrityError as error:
-        raise Forbidden("This worker name was just taken.", ReturnCode.WRONG_CREDENTIALS) from error
-    return worker
 
 
-def check_in(
-    session: Session,
-    worker: TextWorker,
-    body: TextPopBody,
-    models: Sequence[str],
-    declaration: ChatDeclaration | None,
-    caller: Caller,
-    *,
-    is_new: bool,
-    now: datetime,
-) -> bool:
-    """Write what the pop says of the worker, if anything is due; True when something was written.
+def insert_worker(session: Session, worker: TextWorker, caller: Caller) -> bool:
+    """Store a new worker; False when its owner's other thread was first, whose row this pop then goes on with.
 
-    The declaration is compared at every pop, the rest every 30 s. The caller commits before it reads the queue.
+    Raises Forbidden when somebody else took the name at this very moment.
     """
-    was_online = is_online(worker.last_check_in, now) and not is_new
-    is_written = worker.store_chat_declaration(declaration)
-    is_changed = is_written or not was_online
+    columns = {name: value for name, value in vars(worker).items() if name in inspect(TextWorker).columns}
+    statement = insert(TextWorker).values(**columns)
+    if session.scalar(statement.on_conflict_do_nothing(index_elements=["name"]).returning(TextWorker.id)) is not None:
+        return True
+    first = session.execute(select(TextWorker.id, TextWorker.user_id).where(TextWorker.name == worker.name)).one_or_none()
+    if first is None or first.user_id != caller.id:
+        raise Forbidden("This worker name was just taken.", ReturnCode.WRONG_CREDENTIALS)
+    worker.id = first.id
+    return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingCheckIn:
+    """What a pop has to write of its worker before the queue is read."""
+
+    seen_check_in: datetime
+    declared: dict[str, Any]  # columns of the chat declaration that changed
+    check_in: CheckIn | None  # None inside the 30 s in which the row is left alone
+    is_new: bool
+    changes_service: bool  # others have to look anew at who serves what
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether there is anything to write."""
+        return bool(self.declared) or self.check_in is not None
+
+
+def take_check_in(
+    worker: TextWorker, body: TextPopBody, declaration: ChatDeclaration | None, *, is_new: bool, now: datetime
+) -> PendingCheckIn:
+    """What the pop changes of its worker; the copy at hand is changed along.
+
+    The declaration is compared at every pop, the rest every 30 s.
+    """
+    seen, was_online = worker.last_check_in, is_online(worker.last_check_in, now) and not is_new
+    old_limits, limits = (worker.max_length, worker.max_context_length), (body.max_length, body.max_context_length)
+    declared = worker.take_chat_declaration(declaration)
+    check_in = None
     if is_new or worker.is_check_in_due(now):
-        old_limits = (worker.max_length, worker.max_context_length)
-        limits = (body.max_length, body.max_context_length)
-        is_rewarded = worker.check_in(
+        check_in = worker.check_in(
             now=now,
             ipaddr=get_peer_address()[:39],
             bridge_agent=body.clean_agent,
@@ -256,13 +278,42 @@ def check_in(
             nsfw=body.nsfw,
             limits=limits,
         )
-        is_changed |= _write_models(session, worker, models, is_new=is_new) or limits != old_limits
-        is_written = True
-        if is_rewarded:
+    return PendingCheckIn(
+        seen_check_in=seen,
+        declared=declared,
+        check_in=check_in,
+        is_new=is_new,
+        changes_service=bool(declared) or not was_online or (check_in is not None and limits != old_limits),
+    )
+
+
+def write_check_in(
+    session: Session, worker: TextWorker, pending: PendingCheckIn, models: Sequence[str], caller: Caller, now: datetime
+) -> None:
+    """Write a check-in; of two pops of one worker at once, one counts. The caller commits before the queue is read."""
+    changes_service = pending.changes_service
+    columns = pending.declared | ({} if pending.check_in is None else pending.check_in.columns)
+    if pending.is_new:
+        if not insert_worker(session, worker, caller):
+            return
+    else:
+        is_own = TextWorker.id == worker.id
+        unchanged = TextWorker.last_check_in == pending.seen_check_in
+        written = session.scalar(
+            update(TextWorker)
+            .where(is_own if pending.check_in is None else and_(is_own, unchanged))
+            .values(**columns)
+            .returning(TextWorker.id)
+            .execution_options(synchronize_session=False)
+        )
+        if written is None:
+            return
+    if pending.check_in is not None:
+        changes_service |= _write_models(session, worker, models, is_new=pending.is_new)
+        if pending.check_in.is_rewarded:
             _reward_uptime(session, worker, models, caller, now)
-    if is_changed:
+    if changes_service:
         after_commit(session, note_text_workers_changed)
-    return is_written
 
 
 def _write_models(session: Session, worker: TextWorker, models: Sequence[str], *, is_new: bool) -> bool:
@@ -326,13 +377,18 @@ def _count_lease_capacity_limited() -> None:
     metrics.pop_lease_capacity_limited.add(1, {"horde.gentype": "text"})
 
 
+def build_idle_pop(queue: ServableQueue) -> PoppedJobs:
+    """What a pop without a job answers."""
+    return PoppedJobs(jobs=None, payload=dict(TEXT_PAYLOAD_DEFAULTS), skipped=queue.skipped)
+
+
 def take_jobs(
     session: Session, worker: TextWorker, queue: ServableQueue, models: Sequence[str], *, amount: int, now: datetime
 ) -> PoppedJobs:
     """Claim a request and write its jobs, in the caller's transaction; without one, the body of an idle pop."""
     claimed = claim_next_request(session, queue, wanted=amount, now=now)
     if claimed is None:
-        return PoppedJobs(jobs=None, payload=dict(TEXT_PAYLOAD_DEFAULTS), skipped=queue.skipped)
+        return build_idle_pop(queue)
     jobs = assign_jobs(session, claimed, worker, models, now)
     request = claimed.request
     waited = max(0.0, (now - request.created).total_seconds())
@@ -359,7 +415,7 @@ def build_pop_response(popped: PoppedJobs) -> dict[str, Any]:
         "messages": [],
         "ttl": None if jobs is None else jobs.ttl_seconds,
         "extra_source_images": None,
-        "skipped": popped.skipped,
+        "skipped": popped.skipped if jobs is None else {},
         "softprompt": None,
         "model": None if jobs is None else jobs.model,
     }

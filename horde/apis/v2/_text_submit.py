@@ -26,7 +26,7 @@ from horde.classes.kobold.processing_generation import (
     build_gate_shadow_attributes,
     seconds_since,
 )
-from horde.classes.kobold.text_request import LenientBody, WholeNumber
+from horde.classes.kobold.text_request import LenientBody, WholeNumber, parse_lenient_body
 from horde.database.text_jobs import (
     Fault,
     JobFacts,
@@ -82,9 +82,15 @@ def require_job(job: JobFacts | None, caller: Caller | None, job_id: str) -> Job
     return job
 
 
-def parse_job_id(text: object) -> UUID | None:
+def parse_job_id(text: str) -> UUID | None:
     """A job id from a body; None for what cannot be one."""
-    return parse_id(text) if isinstance(text, str) else None
+    return parse_id(text)
+
+
+def parse_text_submission_with_chat_keys(raw: dict[str, object]) -> TextSubmitBody:
+    """The submit of a text job by a worker that sends chat's keys: a fault needs no `generation` then, as on chat."""
+    is_fault = raw.get("state") == SubmissionState.FAULTED and raw.get("generation") is None
+    return parse_lenient_body(TextSubmitBody, raw | {"generation": ""} if is_fault else raw)
 
 
 def build_lost_refusal(job: JobFacts) -> BadRequest:

@@ -42,11 +42,12 @@ from horde.classes.kobold.chat_request import (
     rewrite_message_texts,
     size_chat_context,
 )
-from horde.classes.kobold.processing_generation import build_gate_shadow_attributes
+from horde.classes.kobold.processing_generation import TextProcessingGeneration
 from horde.classes.kobold.text_params import check_text_param_rules
 from horde.classes.kobold.text_request import (
     FREE_EXTRA_SOURCE_IMAGES,
     MAX_EXTRA_SOURCE_IMAGES,
+    MAX_MODEL_NAME_LENGTH,
     MAX_TARGETED_WORKERS,
     TextContextFit,
     TextRequest,
@@ -64,11 +65,11 @@ from horde.database.stats import get_horde_modes
 from horde.database.text_admission import Submitter
 from horde.database.text_functions import OperationClaim, find_chat_operation_claim, is_chat_model_served
 from horde.database.text_jobs import JobFacts, find_job, record_job_refusal
-from horde.database.text_requests import RequestContent, cancel_text_request
+from horde.database.text_requests import RequestContent, cancel_text_request, require_worker_ids
 from horde.database.text_status import build_text_status, require_request_progress
 from horde.database.users import Caller, find_caller, find_generate_caller
-from horde.db import transaction
-from horde.exceptions import BadRequest, Forbidden, HordeError, NotFound, ServiceUnavailable, Unauthorized
+from horde.db import reading, transaction
+from horde.exceptions import BadRequest, Forbidden, HordeError, NotFound, PayloadInvalid, ServiceUnavailable, Unauthorized
 from horde.limiter import (
     limit_chat_submit,
     limit_pop,
@@ -118,11 +119,18 @@ class TextAsyncGenerate(Resource):
             context_length = self.size_context(session, text, now)
             is_raid = generate.check_maintenance(session)
             self.check_webhook(text)
-            submitter = generate.check_submitter(session, api_key, allow_downgrade=text.body.allow_downgrade, now=now)
-            self.check_body_for(submitter, text)
-            listed = text.body.workers[:MAX_TARGETED_WORKERS]
+            submitter = generate.check_submitter(
+                session,
+                api_key,
+                allow_downgrade=text.body.allow_downgrade,
+                proxied_account=text.body.proxied_account,
+                now=now,
+            )
+            self.check_images_and_prompt(submitter, text)
             models = tuple(dict.fromkeys(text.body.models))
-            worker_ids = generate.check_targets_and_limits(session, submitter, listed_workers=listed, n=text.n, models=models)
+            worker_ids = require_worker_ids(session, text.body.workers[:MAX_TARGETED_WORKERS])
+            self.check_batching(submitter, text)
+            generate.check_limits(session, submitter, n=text.n, models=models)
             prompt = self.moderate(session, submitter, text)
             check_text_param_rules(text.params, max_length=text.max_length, max_context_length=context_length)
             if text.body.extra_source_images:
@@ -191,12 +199,9 @@ class TextAsyncGenerate(Resource):
             raise BadRequest("'webhook' has to start with https://.")
 
     @staticmethod
-    def check_body_for(submitter: Submitter, text: TextRequest) -> None:
-        """What depends on who asks: proxied accounts, extra images, batching; and that there is a prompt."""
+    def check_images_and_prompt(submitter: Submitter, text: TextRequest) -> None:
+        """How many extra images who may send, and that there is a prompt."""
         caller, body = submitter.caller, text.body
-        if body.proxied_account is not None and not caller.is_service:
-            message = "Only service accounts may name a proxied account."
-            raise BadRequest(message, ReturnCode.ONLY_SERVICE_ACCOUNT_PROXY)
         if len(body.extra_source_images) > MAX_EXTRA_SOURCE_IMAGES:
             message = f"A request may carry at most {MAX_EXTRA_SOURCE_IMAGES} extra source images."
             raise BadRequest(message, ReturnCode.TOO_MANY_EXTRA_SOURCE_IMAGES)
@@ -205,7 +210,11 @@ class TextAsyncGenerate(Resource):
             raise BadRequest(message, ReturnCode.MORE_THAN_MIN_EXTRA_SOURCE_IMAGE)
         if not body.prompt:
             raise BadRequest("You cannot specify an empty prompt.", ReturnCode.MISSING_PROMPT)
-        if body.disable_batching and text.n > 1 and not caller.is_trusted:
+
+    @staticmethod
+    def check_batching(submitter: Submitter, text: TextRequest) -> None:
+        """Batching is the default for all but trusted users."""
+        if text.body.disable_batching and text.n > 1 and not submitter.caller.is_trusted:
             raise BadRequest("Only trusted users may disable batching.", ReturnCode.REQUIRES_TRUST)
 
     @staticmethod
@@ -363,10 +372,11 @@ class ChatAsyncGenerate(Resource):
     def ensure_model_known(session: Session, chat: ChatRequest, bounds: TextWorkerBounds, now: datetime) -> None:
         """Every listed model is known and at least one is served. Raises NotFound or Forbidden."""
         for index, model in enumerate(chat.models):
-            if is_known_text_model(model) or is_chat_model_served(session, model, now):
+            if len(model) <= MAX_MODEL_NAME_LENGTH and (is_known_text_model(model) or is_chat_model_served(session, model, now)):
                 continue
             place = f"'models[{index}]': " if chat.lists_models else ""
-            raise NotFound(f"{place}The model '{model}' is not known to the horde.", ReturnCode.UNKNOWN_CHAT_MODEL)
+            name = model[:MAX_MODEL_NAME_LENGTH]  # of megabytes, none comes back
+            raise NotFound(f"{place}The model '{name}' is not known to the horde.", ReturnCode.UNKNOWN_CHAT_MODEL)
         if bounds.worker_count:
             return
         if chat.lists_models:
@@ -460,7 +470,7 @@ class ChatAsyncGenerate(Resource):
 def answer_status(request_id: str, *, is_chat: bool) -> dict[str, Any]:
     """The status of a request of one family; no key is needed, the id is the secret."""
     now = utcnow()
-    with transaction() as session:
+    with reading() as session:
         progress = require_request_progress(session, request_id, is_chat=is_chat, now=now)
         return build_text_status(session, progress, is_chat=is_chat, validated_backends=get_config().validated_backends, now=now)
 
@@ -535,28 +545,33 @@ class TextJobPop(Resource):
         api_key = require_api_key()
         priority_user_ids = popping.parse_priority_user_ids(body.priority_usernames)
         now = utcnow()
-        with transaction() as session:
+        with reading() as session:
             caller = self.require_caller(session, api_key)
-            modes = get_horde_modes(session)
-        address_refusal = popping.find_address_refusal(caller, modes)
-        with transaction() as session:
-            worker = popping.find_named_worker(session, body.clean_name)
+            is_raid = bool(get_config().ip_checker) and get_horde_modes(session).raid  # asked only where it matters
+        address_refusal = popping.find_address_refusal(caller, is_raid=is_raid)
+        with reading() as session:
+            known = popping.find_named_worker(session, body.clean_name)
             if address_refusal is not None:
                 raise address_refusal
-            is_new = worker is None
-            if worker is None:
-                popping.check_new_worker(session, body, caller, modes)
+            if known is None:
+                popping.check_new_worker(session, body, caller)
             else:
-                popping.check_worker_owner(worker, caller)
+                popping.check_worker_owner(known, caller)
             declaration = self.validate_chat_declaration(raw)
             models = popping.check_models(body, caller)
-            if worker is None:
-                worker = popping.create_worker(session, body, caller, now)
-            is_written = popping.check_in(session, worker, body, models, declaration, caller, is_new=is_new, now=now)
-            if is_written:
-                session.commit()  # the queue is read without holding the worker's row
-            queue = popping.read_queue(session, worker, models, caller, priority_user_ids, now)
-            popped = popping.take_jobs(session, worker, queue, models, amount=body.amount, now=now)
+            worker = popping.build_worker(body, caller, now) if known is None else known
+            pending = popping.take_check_in(worker, body, declaration, is_new=known is None, now=now)
+            if not pending.is_needed:
+                queue = popping.read_queue(session, worker, models, caller, priority_user_ids, now)
+        if pending.is_needed:
+            with transaction() as session:  # committed before the queue is read: nobody waits for the worker's row
+                popping.write_check_in(session, worker, pending, models, caller, now)
+            with reading() as session:
+                queue = popping.read_queue(session, worker, models, caller, priority_user_ids, now)
+        popped = popping.build_idle_pop(queue)
+        if queue.classes:
+            with transaction() as session:
+                popped = popping.take_jobs(session, worker, queue, models, amount=body.amount, now=now)
         if popped.jobs is None and worker.maintenance:
             raise Forbidden(worker.maintenance_msg, ReturnCode.WORKER_MAINTENANCE)
         self.report_assignment(worker, popped, caller)
@@ -578,23 +593,18 @@ class TextJobPop(Resource):
 
     @staticmethod
     def report_assignment(worker: TextWorker, popped: popping.PoppedJobs, caller: Caller) -> None:
-        """Count a legacy text job assigned over its worker's capacity, which the speed gate would have withheld."""
+        """Record the legacy text jobs assigned over their worker's capacity, which the speed gate would have withheld."""
         if popped.jobs is None or not popped.jobs.is_over_capacity:
             return
-        max_length = popped.payload["max_length"]
-        metrics.gate_shadow_assignments.add(
-            len(popped.jobs.ids),
-            build_gate_shadow_attributes(owner_trusted=caller.is_trusted, max_length=max_length),
-        )
-        logger.info(
-            "horde.pop.over_capacity",
-            extra={
-                "job": str(popped.jobs.ids[0]),
-                "worker": str(worker.id),
-                "max_length": max_length,
-                "speed": worker.speed,
-            },
-        )
+        for job_id in popped.jobs.ids:
+            TextProcessingGeneration._record_over_capacity_assignment(
+                job_id=job_id,
+                wp_id=popped.jobs.wp_id,
+                worker_id=worker.id,
+                owner_trusted=caller.is_trusted,
+                max_length=popped.payload["max_length"],
+                speed=worker.speed,
+            )
 
 
 @namespace.route("/text/submit")
@@ -623,14 +633,16 @@ class TextJobSubmit(Resource):
     @staticmethod
     def require_submittable(job_id: object, api_key: str) -> tuple[JobFacts, bool]:
         """The job of a submit and whether there is a raid; raises NotFound, Unauthorized or Forbidden."""
+        if not isinstance(job_id, str):
+            raise PayloadInvalid({"id": "has to be a string"})
         parsed = submitting.parse_job_id(job_id)
-        with transaction() as session:
+        with reading() as session:
             job = None if parsed is None else find_job(session, parsed)
             caller = find_caller(session, api_key)
             is_raid = get_horde_modes(session).raid
         if job is not None and caller is None:
             raise Unauthorized(INVALID_KEY, ReturnCode.INVALID_API_KEY)
-        return submitting.require_job(job, caller, str(job_id)), is_raid
+        return submitting.require_job(job, caller, job_id), is_raid
 
     @staticmethod
     def submit_text(
@@ -639,7 +651,7 @@ class TextJobSubmit(Resource):
         """The reply of a text job."""
         if body is None:
             check_text_job_submission(raw)
-            body = parse_lenient_body(submitting.TextSubmitBody, raw)
+            body = submitting.parse_text_submission_with_chat_keys(raw)
         if body.state is SubmissionState.FAULTED:
             return submitting.fault(job, is_raid=is_raid, now=now)
         if not job.is_pending:

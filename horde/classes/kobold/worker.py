@@ -108,6 +108,14 @@ class EligibilityInputs:
     now: datetime
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckIn:
+    """What a check-in writes to the worker's row."""
+
+    columns: dict[str, Any]
+    is_rewarded: bool
+
+
 class TextWorker(Worker):
     """A worker that serves text and, when it declares so, chat jobs."""
 
@@ -133,36 +141,47 @@ class TextWorker(Worker):
 
     def check_in(
         self, *, now: datetime, ipaddr: str, bridge_agent: str, threads: int, nsfw: bool, limits: tuple[int, int]
-    ) -> bool:
-        """Take what a pop says of the worker; True when the uptime since the last reward earns one.
+    ) -> CheckIn:
+        """Take what a pop says of the worker: the columns to write, and whether the uptime earns a reward.
 
-        Flushed with the caller's transaction, which is committed before the queue is read. `limits` is the text
-        max_length and max_context_length.
+        The copy at hand is changed along, so that this pop is judged by what it said. The caller writes the columns
+        only if the row still has the `last_check_in` that was read: of two pops at once, one counts the uptime.
+        `limits` is the text max_length and max_context_length.
         """
-        seconds_away = int((now - self.last_check_in).total_seconds())
-        earned = False
-        if is_online(self.last_check_in, now) and not self.paused and not self.maintenance:
-            self.uptime += seconds_away
-            if self.uptime - self.last_reward_uptime > UPTIME_REWARD_SECONDS:
-                self.last_reward_uptime = self.uptime
-                earned = True
-        else:
-            self.last_reward_uptime = self.uptime  # an interrupted interval starts again
-        self.ipaddr, self.bridge_agent, self.threads, self.nsfw = ipaddr, bridge_agent, threads, nsfw
-        self.max_length, self.max_context_length = limits
-        self.last_check_in = now
-        return earned
+        uptime, last_reward_uptime, is_rewarded = self._count_uptime(now)
+        columns: dict[str, Any] = {
+            "ipaddr": ipaddr,
+            "bridge_agent": bridge_agent,
+            "threads": threads,
+            "nsfw": nsfw,
+            "max_length": limits[0],
+            "max_context_length": limits[1],
+            "last_check_in": now,
+            "uptime": uptime,
+            "last_reward_uptime": last_reward_uptime,
+        }
+        for name, value in columns.items():
+            setattr(self, name, value)
+        return CheckIn(columns=columns, is_rewarded=is_rewarded)
 
-    def store_chat_declaration(self, declaration: ChatDeclaration | None) -> bool:
-        """Store what the pop declares, None withdrawing it all; True when something changed.
+    def _count_uptime(self, now: datetime) -> tuple[int, int, bool]:
+        """(uptime, uptime at the last reward, whether one is due); an interrupted interval starts again."""
+        if not is_online(self.last_check_in, now) or self.paused or self.maintenance:
+            return self.uptime, self.uptime, False
+        uptime = self.uptime + max(0, int((now - self.last_check_in).total_seconds()))
+        is_rewarded = uptime - self.last_reward_uptime > UPTIME_REWARD_SECONDS
+        return uptime, uptime if is_rewarded else self.last_reward_uptime, is_rewarded
 
-        Compared first: an idle worker that repeats itself costs no write.
+    def take_chat_declaration(self, declaration: ChatDeclaration | None) -> dict[str, Any]:
+        """Take what the pop declares, None withdrawing it all; the columns that change, none for a worker that repeats itself.
+
+        The copy at hand is changed along.
         """
         values = _declaration_columns(declaration)
         changed = {name: value for name, value in values.items() if getattr(self, name) != value}
         for name, value in changed.items():
             setattr(self, name, value)
-        return bool(changed)
+        return changed
 
     def chat_refusal_reason(self, request: TextRequestFacts) -> ChatRefusal | None:
         """Why the declaration of the latest pop does not cover a chat request; None when it does."""
