@@ -302,7 +302,7 @@ def _charge_request(session: Session, job: JobFacts, charge: Decimal, now: datet
             consumed_kudos=WaitingPrompt.consumed_kudos + round(charge),
             expiry=func.greatest(WaitingPrompt.expiry, now + REQUEST_TTL),
         )
-        .returning(WaitingPrompt.n, WaitingPrompt.jobs, WaitingPrompt.terminal_outcome)
+        .returning(WaitingPrompt.n, WaitingPrompt.jobs, WaitingPrompt.faulted, WaitingPrompt.terminal_outcome)
         .execution_options(synchronize_session=False)
     ).one_or_none()
 

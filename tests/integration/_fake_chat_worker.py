@@ -4,7 +4,7 @@
 Nothing here imports the bridge: these bodies are what any worker sends.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,7 @@ from werkzeug.test import TestResponse
 from devtools.services import ServiceAddresses
 from horde.apis.v2 import base, kobold, workers
 from horde.classes.base.user import UserRoleTypes
-from horde.database import functions, text_functions, text_queue
+from horde.database import functions, text_queue
 from tests.integration.rows import forget_everything, make_user, own_horde
 
 MODEL = "test/chat-model:Q4_K_M"

@@ -11,6 +11,7 @@ from sqlalchemy import Boolean, Integer, String, case, update
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
+from horde import metrics
 from horde.classes.base.processing_generation import ProcessingGeneration
 from horde.classes.base.worker import (
     ABORT_MAINTENANCE_MESSAGE,
@@ -22,8 +23,10 @@ from horde.classes.kobold.chat_request import ChatSubmission, build_stored_reply
 from horde.classes.kobold.pricing import count_text_tokens
 from horde.classes.kobold.worker import TEXT_JOB_LEASE_SECONDS, TextWorker, get_text_worker_lease_capacity
 from horde.json_body import replace_unstorable
-from horde.metrics import get_text_length_bucket
+from horde.logger import get_logger
 from horde.return_codes import ReturnCode
+
+logger = get_logger(__name__)
 
 
 class ChargeBasis(StrEnum):
@@ -69,6 +72,24 @@ class TextProcessingGeneration(ProcessingGeneration):
     def is_over_capacity(*, is_chat: bool, max_length: int, speed: float) -> bool:
         """Whether a legacy text job asks more of its worker than the speed gate would allow a chat job."""
         return not is_chat and max_length > get_text_worker_lease_capacity(speed)
+
+    @staticmethod
+    def _record_over_capacity_assignment(
+        *, job_id: UUID, wp_id: UUID, worker_id: UUID, owner_trusted: bool, max_length: int, speed: float
+    ) -> None:
+        """Log and count a legacy text job that the speed gate would have withheld. Call it after the commit."""
+        metrics.gate_shadow_assignments.add(1, build_gate_shadow_attributes(owner_trusted=owner_trusted, max_length=max_length))
+        logger.info(
+            "horde.pop.over_capacity",
+            extra={
+                "job": str(job_id),
+                "request": str(wp_id),
+                "worker": str(worker_id),
+                "max_length": max_length,
+                "capacity": get_text_worker_lease_capacity(speed),
+                "speed": speed,
+            },
+        )
 
     @staticmethod
     def get_things_count(message: Mapping[str, Any] | None, generation: str | None, max_length: int) -> int:
@@ -150,4 +171,4 @@ def compute_speed_sample(tokens: int, seconds: float) -> float:
 
 def build_gate_shadow_attributes(*, owner_trusted: bool, max_length: int) -> dict[str, str | bool]:
     """The attributes of the speed gate's shadow instruments."""
-    return {"horde.worker_trusted": owner_trusted, "horde.size_bucket": get_text_length_bucket(max_length)}
+    return {"horde.worker_trusted": owner_trusted, "horde.size_bucket": metrics.get_text_length_bucket(max_length)}
