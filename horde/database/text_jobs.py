@@ -287,7 +287,8 @@ def settle_job(session: Session, job: JobFacts, submitted: Submitted, kudos: Dec
         charge_shared_key(session, job.sharedkey_id, charge)
     finished_count, others_pending = counts
     is_faulted = request.terminal_outcome == TerminalOutcome.FAULTED  # what was returned to it still stands in its n
-    is_done = request.n == 0 and others_pending == 0 and (finished_count >= request.jobs or request.terminal_outcome is not None)
+    is_complete = request.n == 0 and (finished_count >= request.jobs or request.terminal_outcome is not None)
+    is_done = others_pending == 0 and (is_complete or request.faulted)
     if is_done or (is_faulted and others_pending == 0):
         session.execute(_FINISH_REQUEST, {"wp_id": job.wp_id, "hold_id": upfront_hold_id(job.wp_id), "now": now})
     return Settlement(kudos=kudos, finished_count=finished_count, is_done=is_done and not is_faulted)

@@ -60,7 +60,7 @@ class KudosPosting(Base):
     id: Mapped[int] = mapped_column(BigInteger, primary_key=True)
     event_id: Mapped[UUID] = mapped_column(Uuid, index=True)
     entry_type: Mapped[str] = mapped_column(String(32))
-    user_id: Mapped[int] = mapped_column(ForeignKey("users.id", ondelete="CASCADE"))
+    user_id: Mapped[int] = mapped_column(Integer)  # no foreign key: it would lock Anonymous' row for almost every job
     account: Mapped[str] = mapped_column(String(10), default=Account.BALANCE)
     amount: Mapped[Decimal] = mapped_column(Numeric(18, 2))
     reservation_id: Mapped[str | None] = mapped_column(String(100))  # business id of the hold that this debit consumes
@@ -93,7 +93,7 @@ class KudosReservation(Base):
     __tablename__ = "kudos_reservations"
 
     id: Mapped[int] = mapped_column(BigInteger, primary_key=True)
-    user_id: Mapped[int] = mapped_column(ForeignKey("users.id", ondelete="CASCADE"))
+    user_id: Mapped[int] = mapped_column(Integer)
     business_id: Mapped[str] = mapped_column(String(100), unique=True)
     amount: Mapped[Decimal] = mapped_column(Numeric(18, 2))
     consumed: Mapped[Decimal] = mapped_column(Numeric(18, 2), default=Decimal(0))  # folded debits that name this hold
