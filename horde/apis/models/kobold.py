@@ -77,6 +77,8 @@ def build_text_request(namespace: Namespace) -> Any:
             "proxied_account": fields.String(max_length=255, description="Service accounts only."),
             "extra_source_images": fields.List(fields.Raw, description="Refused on text."),
             "disable_batching": fields.Boolean(default=False, description="Trusted users only when n is above 1."),
+            "nsfw": fields.Boolean(default=True, description="Accepted and not applied."),
+            "extra_slow_workers": fields.Boolean(default=False, description="Accepted and not applied."),
             "softprompt": fields.String(min_length=1, description="Accepted and not applied."),
             "style": fields.String(min_length=3, max_length=1024),
         },
