@@ -4,11 +4,13 @@
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import cast
 
-from sqlalchemy import Connection, Engine, create_engine
-from sqlalchemy.exc import DBAPIError, TimeoutError as PoolTimeoutError
+from sqlalchemy import Connection, Engine, Table, create_engine, insert
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
 
 from horde import metrics
@@ -43,6 +45,7 @@ def connect(config: Config) -> Engine:
         max_overflow=config.db_max_overflow,
         pool_timeout=config.db_pool_timeout_seconds,
         pool_use_lifo=True,  # idle connections close by age instead of being kept warm in turn
+        executemany_mode="values_plus_batch",  # several rows in one round trip
         hide_parameters=True,  # prompts and keys must not reach a log through an exception's text
         connect_args={"connect_timeout": 5, "options": "-c timezone=utc", "application_name": "horde"},
     )
@@ -122,6 +125,20 @@ def reading() -> Iterator[Session]:
     finally:
         session.close()
     _run_after_commit(session)
+
+
+def table_of(model: type[Base]) -> Table:
+    """The table behind a row class. Statements of hot paths are built over it once, when their module is imported.
+
+    A statement over the class itself is annotated anew at every call, which costs ten times what it asks of the database.
+    """
+    return cast(Table, model.__table__)
+
+
+def insert_rows(session: Session, table: Table, rows: Sequence[Mapping[str, object]]) -> None:
+    """Insert rows that name the same columns, in one round trip."""
+    if rows:
+        session.execute(insert(table), dict(rows[0]) if len(rows) == 1 else [dict(row) for row in rows])
 
 
 def after_commit(session: Session, call: Callable[[], object]) -> None:

@@ -6,17 +6,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
+from functools import cache
 from typing import Any
 from uuid import UUID, uuid4
 
-from sqlalchemy import String, cast, func, insert, literal, select, text, update
+from sqlalchemy import (
+    DateTime,
+    Integer,
+    Select,
+    String,
+    Update,
+    bindparam,
+    cast,
+    exists,
+    func,
+    insert,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.orm import Session
 
 from horde.classes.base.kudos import KudosReservation, upfront_hold_id
 from horde.classes.base.processing_generation import ProcessingGeneration
 from horde.classes.base.stats import TextGenState, TextGenStatistic
 from horde.classes.base.user import User, UserRole, UserRoleTypes
-from horde.classes.base.waiting_prompt import REQUEST_TTL, TerminalOutcome, WaitingPrompt, WPAllowedWorkers
+from horde.classes.base.waiting_prompt import REQUEST_TTL, WaitingPrompt, WPAllowedWorkers
 from horde.classes.kobold.pricing import (
     build_generation_movements,
     compute_generation_charge,
@@ -30,6 +45,13 @@ from horde.database.kudos import append_movements, release_hold
 from horde.database.text_functions import TEXT_FAMILY, ClaimedRequest
 from horde.database.text_requests import has_pending_jobs
 from horde.database.users import charge_shared_key
+from horde.db import insert_rows, table_of
+
+jobs = table_of(TextProcessingGeneration)
+requests = table_of(TextWaitingPrompt)
+workers = table_of(TextWorker)
+users, roles = table_of(User), table_of(UserRole)
+targets, holds = table_of(WPAllowedWorkers), table_of(KudosReservation)
 
 # Three samples and a statistic in one round trip: they are written together or not at all.
 _RECORD_SAMPLES = text(
@@ -184,7 +206,7 @@ def assign_jobs(
         "over_capacity_at_assignment": is_over,
         **request.get_generation_assignment(worker),
     }
-    session.execute(insert(TextProcessingGeneration).values([{"id": job_id, **shared} for job_id in ids]))
+    insert_rows(session, jobs, [{"id": job_id, **shared} for job_id in ids])
     return AssignedJobs(ids=ids, wp_id=request.id, model=model, ttl_seconds=ttl, is_over_capacity=is_over)
 
 
@@ -195,55 +217,55 @@ def _choose_model(claimed: ClaimedRequest, worker: TextWorker, models: Sequence[
     return random.choice([model for model in models if model in wanted] if wanted else list(models))
 
 
+def _build_find_job() -> Select[Any]:
+    is_trusted = (roles.c.user_id == workers.c.user_id) & (roles.c.user_role == UserRoleTypes.TRUSTED) & roles.c.value
+    hold_id = func.concat("upfront:", cast(requests.c.id, String))
+    return (
+        select(
+            jobs.c.id,
+            jobs.c.wp_id,
+            jobs.c.worker_id,
+            jobs.c.model,
+            jobs.c.generation.is_not(None).label("is_completed"),
+            jobs.c.faulted.label("is_faulted"),
+            jobs.c.fake.label("is_fake"),
+            jobs.c.start_time,
+            jobs.c.job_ttl,
+            jobs.c.assigned_model,
+            jobs.c.chat_refusal_rc,
+            jobs.c.over_capacity_at_assignment.label("is_over_capacity"),
+            requests.c.is_chat,
+            requests.c.chat_extras,
+            requests.c.chat_conformance,
+            requests.c.max_length,
+            requests.c.max_context_length,
+            requests.c.softprompt,
+            func.length(requests.c.prompt).label("prompt_characters"),
+            requests.c.user_id.label("requester_id"),
+            users.c.usage_multiplier.label("requester_usage_multiplier"),
+            requests.c.sharedkey_id,
+            requests.c.client_agent,
+            exists().where(targets.c.wp_id == requests.c.id).label("lists_workers"),
+            exists().where(holds.c.business_id == hold_id, holds.c.active).label("has_hold"),
+            requests.c.webhook,
+            workers.c.name.label("worker_name"),
+            workers.c.user_id.label("worker_owner_id"),
+            exists().where(is_trusted).label("worker_owner_trusted"),
+            workers.c.bridge_agent,
+        )
+        .join(requests, requests.c.id == jobs.c.wp_id)
+        .join(workers, workers.c.id == jobs.c.worker_id)
+        .join(users, users.c.id == requests.c.user_id)
+        .where(jobs.c.id == bindparam("job_id"), jobs.c.procgen_type == TEXT_FAMILY)
+    )
+
+
+_FIND_JOB = _build_find_job()
+
+
 def find_job(session: Session, job_id: UUID) -> JobFacts | None:
     """A text or chat job by id, in one statement; None when it is unknown or went with its expired request."""
-    job, request, worker = TextProcessingGeneration, TextWaitingPrompt, TextWorker
-    trusted = (
-        select(literal(1))
-        .where(UserRole.user_id == worker.user_id, UserRole.user_role == UserRoleTypes.TRUSTED, UserRole.value)
-        .exists()
-    )
-    lists_workers = select(literal(1)).where(WPAllowedWorkers.wp_id == request.id).exists()
-    hold_id = func.concat("upfront:", cast(request.id, String))
-    has_hold = select(literal(1)).where(KudosReservation.business_id == hold_id, KudosReservation.active).exists()
-    row = session.execute(
-        select(
-            job.id,
-            job.wp_id,
-            job.worker_id,
-            job.model,
-            job.generation.is_not(None).label("is_completed"),
-            job.faulted.label("is_faulted"),
-            job.fake.label("is_fake"),
-            job.start_time,
-            job.job_ttl,
-            job.assigned_model,
-            job.chat_refusal_rc,
-            job.over_capacity_at_assignment.label("is_over_capacity"),
-            request.is_chat,
-            request.chat_extras,
-            request.chat_conformance,
-            request.max_length,
-            request.max_context_length,
-            request.softprompt,
-            func.length(request.prompt).label("prompt_characters"),
-            request.user_id.label("requester_id"),
-            User.usage_multiplier.label("requester_usage_multiplier"),
-            request.sharedkey_id,
-            request.client_agent,
-            lists_workers.label("lists_workers"),
-            has_hold.label("has_hold"),
-            request.webhook,
-            worker.name.label("worker_name"),
-            worker.user_id.label("worker_owner_id"),
-            trusted.label("worker_owner_trusted"),
-            worker.bridge_agent,
-        )
-        .join(request, request.id == job.wp_id)
-        .join(worker, worker.id == job.worker_id)
-        .join(User, User.id == request.user_id)
-        .where(job.id == job_id)
-    ).one_or_none()
+    row = session.execute(_FIND_JOB, {"job_id": job_id}).one_or_none()
     return None if row is None else JobFacts(**row._mapping)
 
 
@@ -286,45 +308,51 @@ def settle_job(session: Session, job: JobFacts, submitted: Submitted, kudos: Dec
     if job.sharedkey_id is not None:
         charge_shared_key(session, job.sharedkey_id, charge)
     finished_count, others_pending = counts
-    is_faulted = request.terminal_outcome == TerminalOutcome.FAULTED  # what was returned to it still stands in its n
     is_complete = request.n == 0 and (finished_count >= request.jobs or request.terminal_outcome is not None)
-    is_done = others_pending == 0 and (is_complete or request.faulted)
-    if is_done or (is_faulted and others_pending == 0):
+    if others_pending == 0 and (is_complete or request.faulted):
         session.execute(_FINISH_REQUEST, {"wp_id": job.wp_id, "hold_id": upfront_hold_id(job.wp_id), "now": now})
-    return Settlement(kudos=kudos, finished_count=finished_count, is_done=is_done and not is_faulted)
+    is_done = others_pending == 0 and is_complete and not request.faulted
+    return Settlement(kudos=kudos, finished_count=finished_count, is_done=is_done)
+
+
+_CHARGE_REQUEST = (
+    update(requests)
+    .where(requests.c.id == bindparam("wp_id"))
+    .values(
+        consumed_kudos=requests.c.consumed_kudos + bindparam("charge", type_=Integer),
+        expiry=func.greatest(requests.c.expiry, bindparam("new_expiry", type_=DateTime)),
+    )
+    .returning(requests.c.n, requests.c.jobs, requests.c.faulted, requests.c.terminal_outcome)
+)
 
 
 def _charge_request(session: Session, job: JobFacts, charge: Decimal, now: datetime) -> Any:
     """Lock the request and add the charge to what it has cost so far; its life is extended as by a pop."""
-    return session.execute(
-        update(WaitingPrompt)
-        .where(WaitingPrompt.id == job.wp_id)
-        .values(
-            consumed_kudos=WaitingPrompt.consumed_kudos + round(charge),
-            expiry=func.greatest(WaitingPrompt.expiry, now + REQUEST_TTL),
-        )
-        .returning(WaitingPrompt.n, WaitingPrompt.jobs, WaitingPrompt.faulted, WaitingPrompt.terminal_outcome)
-        .execution_options(synchronize_session=False)
-    ).one_or_none()
+    facts = {"wp_id": job.wp_id, "charge": round(charge), "new_expiry": now + REQUEST_TTL}
+    return session.execute(_CHARGE_REQUEST, facts).one_or_none()
+
+
+@cache
+def _build_claim_of_pending_job(names: frozenset[str]) -> Update:
+    """The one update that stores a reply, for the columns that a text or a chat reply has."""
+    other = jobs.alias("other")
+    of_request = (other.c.wp_id == bindparam("job_wp_id")) & (other.c.id != bindparam("job_id")) & ~other.c.fake
+    finished = select(func.count()).where(of_request, other.c.generation.is_not(None)).scalar_subquery()
+    pending = select(func.count()).where(of_request, other.c.generation.is_(None), ~other.c.faulted).scalar_subquery()
+    return (
+        update(jobs)
+        .where(jobs.c.id == bindparam("job_id"), jobs.c.generation.is_(None), ~jobs.c.faulted)
+        .values({name: bindparam(f"new_{name}", type_=jobs.c[name].type) for name in names})
+        .returning(finished, pending)
+    )
 
 
 def _claim_pending_job(session: Session, job: JobFacts, submitted: Submitted) -> tuple[int, int] | None:
     """Write the reply if the job is still pending: (finished jobs with this one, other pending jobs), else None."""
-    other = ProcessingGeneration.__table__.alias("other")
-    of_request = (other.c.wp_id == job.wp_id) & (other.c.id != job.id) & ~other.c.fake
-    finished = select(func.count()).where(of_request, other.c.generation.is_not(None)).scalar_subquery()
-    pending = select(func.count()).where(of_request, other.c.generation.is_(None), ~other.c.faulted).scalar_subquery()
-    row = session.execute(
-        update(TextProcessingGeneration)
-        .where(
-            TextProcessingGeneration.id == job.id,
-            TextProcessingGeneration.generation.is_(None),
-            ~TextProcessingGeneration.faulted,
-        )
-        .values(censored=submitted.is_censored, **submitted.columns)
-        .returning(finished, pending)
-        .execution_options(synchronize_session=False)
-    ).one_or_none()
+    columns = submitted.columns | {"censored": submitted.is_censored}
+    values = {f"new_{name}": value for name, value in columns.items()}
+    statement = _build_claim_of_pending_job(frozenset(columns))
+    row = session.execute(statement, {"job_id": job.id, "job_wp_id": job.wp_id, **values}).one_or_none()
     return None if row is None else (row[0] + 1, row[1])
 
 

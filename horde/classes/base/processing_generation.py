@@ -58,7 +58,7 @@ class ProcessingGeneration(Base):
     id: Mapped[UUID] = mapped_column(Uuid, primary_key=True, default=uuid4)
     procgen_type: Mapped[str] = mapped_column(String(30), index=True)
     generation: Mapped[str | None] = mapped_column(Text)
-    gen_metadata: Mapped[list[dict[str, Any]] | None] = mapped_column(JSONB)
+    gen_metadata: Mapped[list[dict[str, Any]] | None] = mapped_column(JSONB(none_as_null=True))
     model: Mapped[str] = mapped_column(String(255), default="")
     seed: Mapped[int] = mapped_column(BigInteger, default=0)
     start_time: Mapped[datetime] = mapped_column(DateTime, default=utcnow)
