@@ -1,31 +1,41 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """Shapes of the text and chat routes, for the document. The routes validate by themselves."""
 
+from collections.abc import Callable
 from typing import Any
 
 from flask_restx import Namespace, fields
 
 REFUSALS = {
-    "RequestError": {
-        "message": fields.String(description="For people."),
-        "rc": fields.String(description="For programs; see the list of return codes."),
-    },
-    "RequestValidationError": {
-        "message": fields.String(example="Input payload validation failed"),
-        "errors": fields.Raw(description="From path to text."),
-        "rc": fields.String(example="BadRequest"),
-    },
+    400: "The request as sent can never be served; `errors` when the body breaks its schema.",
+    401: "No account has the key.",
+    403: "Not allowed, or not now.",
+    404: "Nothing there by this id or name.",
+    413: "The body is over its bound.",
+    415: "The body is not JSON, or encoded.",
+    429: "Too many requests: without `rc` a rate limit, else too many generations waiting.",
+    503: "A part that is needed is away, or switched off.",
 }
+BODY_REFUSALS = (400, 413, 415, 429, 503)
 
 
-def build_refusal(namespace: Namespace) -> Any:
-    """The body of a refusal."""
-    return namespace.model("RequestError", REFUSALS["RequestError"])
+def document_refusals(namespace: Namespace, *statuses: int) -> Callable[[Any], Any]:
+    """A decorator that adds refusals to the document of a method."""
+    refusal = namespace.model(
+        "RequestError",
+        {
+            "message": fields.String(required=True, description="For people."),
+            "rc": fields.String(description="For programs; see the list of return codes."),
+            "errors": fields.Raw(description="From path to text, when the body breaks its schema."),
+        },
+    )
 
+    def decorate(method: Any) -> Any:
+        for status in statuses:
+            method = namespace.response(status, REFUSALS[status], refusal)(method)
+        return method
 
-def build_validation_refusal(namespace: Namespace) -> Any:
-    """The body of a 400 for a body that breaks its schema."""
-    return namespace.model("RequestValidationError", REFUSALS["RequestValidationError"])
+    return decorate
 
 
 def build_text_request(namespace: Namespace) -> Any:

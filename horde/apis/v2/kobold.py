@@ -84,7 +84,6 @@ from horde.return_codes import ReturnCode
 
 logger = get_logger(__name__)
 namespace = Namespace("v2/generate", path="/v2/generate", description="Text and chat requests and the jobs they become.")
-refusal = shapes.build_refusal(namespace)
 text_request, chat_request = shapes.build_text_request(namespace), shapes.build_chat_request(namespace)
 accepted, quote = shapes.build_accepted(namespace), shapes.build_quote(namespace)
 text_status, chat_status = shapes.build_text_status(namespace), shapes.build_chat_status(namespace)
@@ -103,11 +102,7 @@ class TextAsyncGenerate(Resource):
     @namespace.param("apikey", "The key of the account or shared key that pays.", _in="header", required=True)
     @namespace.response(202, "Queued", accepted)
     @namespace.response(200, "Dry run", quote)
-    @namespace.response(400, "Refused", refusal)
-    @namespace.response(401, "Unknown key", refusal)
-    @namespace.response(403, "Not allowed", refusal)
-    @namespace.response(404, "Unknown worker or style", refusal)
-    @namespace.response(429, "Too many requests", refusal)
+    @shapes.document_refusals(namespace, *shapes.BODY_REFUSALS, 401, 403, 404)
     @limit_text_submit
     def post(self) -> tuple[dict[str, Any], int]:
         """Queue a text request. 202 {id, kudos, message?}; 200 {kudos, resolved} for a dry run."""
@@ -258,13 +253,7 @@ class ChatAsyncGenerate(Resource):
     @namespace.param("apikey", "The key of the account or shared key that pays.", _in="header", required=True)
     @namespace.response(202, "Queued", accepted)
     @namespace.response(200, "Dry run or repeated operation key", quote)
-    @namespace.response(400, "Refused", refusal)
-    @namespace.response(401, "Unknown key", refusal)
-    @namespace.response(403, "Not allowed", refusal)
-    @namespace.response(404, "Unknown model or worker", refusal)
-    @namespace.response(413, "Body over 36 MiB", refusal)
-    @namespace.response(429, "Too many requests", refusal)
-    @namespace.response(503, "Chat is switched off", refusal)
+    @shapes.document_refusals(namespace, *shapes.BODY_REFUSALS, 401, 403, 404)
     @limit_chat_submit
     def post(self) -> tuple[dict[str, Any], int]:
         """Queue a chat request. 202 {id, kudos, message?}; 200 for a dry run or a repeated operation key."""
@@ -494,14 +483,14 @@ class TextAsyncStatus(Resource):
     """Follow or cancel a text request."""
 
     @namespace.response(200, "The status", text_status)
-    @namespace.response(404, "Unknown or expired", refusal)
+    @shapes.document_refusals(namespace, 404, 429, 503)
     @limit_status_read
     def get(self, id: str) -> dict[str, Any]:  # noqa: A002 (the path's own name)
         """The status with every finished generation."""
         return answer_status(id, is_chat=False)
 
     @namespace.response(200, "The status", text_status)
-    @namespace.response(404, "Unknown or expired", refusal)
+    @shapes.document_refusals(namespace, 404, 429, 503)
     @limit_status_delete
     def delete(self, id: str) -> dict[str, Any]:  # noqa: A002
         """Cancel; 200 with the status before the cancel."""
@@ -513,14 +502,14 @@ class ChatAsyncStatus(Resource):
     """Follow or cancel a chat request."""
 
     @namespace.response(200, "The status", chat_status)
-    @namespace.response(404, "Unknown or expired", refusal)
+    @shapes.document_refusals(namespace, 404, 429, 503)
     @limit_status_read
     def get(self, id: str) -> dict[str, Any]:  # noqa: A002
         """The status with every finished generation and its structured reply."""
         return answer_status(id, is_chat=True)
 
     @namespace.response(200, "The status", chat_status)
-    @namespace.response(404, "Unknown or expired", refusal)
+    @shapes.document_refusals(namespace, 404, 429, 503)
     @limit_status_delete
     def delete(self, id: str) -> dict[str, Any]:  # noqa: A002
         """Cancel, as text."""
@@ -534,9 +523,7 @@ class TextJobPop(Resource):
     @namespace.expect(shapes.build_pop_input(namespace))
     @namespace.param("apikey", "The key of the worker's owner.", _in="header", required=True)
     @namespace.response(200, "A job or nothing", shapes.build_pop_response(namespace))
-    @namespace.response(400, "Refused", refusal)
-    @namespace.response(401, "Unknown key", refusal)
-    @namespace.response(403, "Not allowed", refusal)
+    @shapes.document_refusals(namespace, *shapes.BODY_REFUSALS, 401, 403)
     @limit_pop
     def post(self) -> dict[str, Any]:
         """A job, or the body of an idle pop; 403 for a worker in maintenance without a job of its owner."""
@@ -614,10 +601,7 @@ class TextJobSubmit(Resource):
     @namespace.expect(shapes.build_submit_input(namespace))
     @namespace.param("apikey", "The key of the worker's owner.", _in="header", required=True)
     @namespace.response(200, "Stored", shapes.build_submitted(namespace))
-    @namespace.response(400, "Refused", refusal)
-    @namespace.response(401, "Unknown key", refusal)
-    @namespace.response(403, "Not allowed", refusal)
-    @namespace.response(404, "Unknown job", refusal)
+    @shapes.document_refusals(namespace, *shapes.BODY_REFUSALS, 401, 403, 404)
     @limit_submit
     def post(self) -> dict[str, Any]:
         """Store a reply or a fault; 200 {reward}."""
