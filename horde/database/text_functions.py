@@ -13,6 +13,7 @@ from sqlalchemy import (
     ARRAY,
     BigInteger,
     ColumnElement,
+    DateTime,
     Float,
     Integer,
     and_,
@@ -32,8 +33,7 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.dialects.postgresql import aggregate_order_by
-from sqlalchemy.orm import Session, aliased
-from sqlalchemy.orm.util import AliasedClass
+from sqlalchemy.orm import Session
 
 from horde.classes.base.waiting_prompt import (
     PRIORITY_PER_SECOND,
@@ -52,10 +52,13 @@ from horde.classes.kobold.worker import (
     TextWorker,
     get_text_worker_lease_capacity,
 )
+from horde.db import table_of
 
 CANDIDATES_PER_CLASS = 20  # enough that workers popping at once each find an unlocked row
 MAX_CACHED_CLASSES = 10_000
 TEXT_FAMILY = "text"
+
+requests = table_of(TextWaitingPrompt)
 
 # A loose index scan: one probe of the queue's index for each class that has a waiting request, however deep it is.
 _SCAN_CLASSES = text(
@@ -126,19 +129,20 @@ class _ClassFacts:
 _class_facts = _ClassFacts()
 
 
-def is_live(request: AliasedClass[TextWaitingPrompt] | type[TextWaitingPrompt]) -> ColumnElement[bool]:
-    """The predicate of the queue's partial indexes, spelled as they spell it so that the planner sees it."""
+def is_live(request: Any) -> ColumnElement[bool]:
+    """The predicate of the queue's partial indexes, spelled as they spell it so that the planner sees it.
+
+    `request` has the columns as attributes: the row class, or `.c` of its table or an alias of that.
+    """
     return and_(request.active, ~request.faulted, request.n > literal(0, literal_execute=True))
 
 
-def get_rank(request: AliasedClass[TextWaitingPrompt] | type[TextWaitingPrompt]) -> ColumnElement[Any]:
+def get_rank(request: Any) -> ColumnElement[Any]:
     """The queue's order, highest first: starting priority minus what every later second costs."""
     return request.extra_priority - PRIORITY_PER_SECOND * func.date_part(text("'epoch'"), request.created)
 
 
-def text_wp_speed_gate_clause(
-    request: AliasedClass[TextWaitingPrompt] | type[TextWaitingPrompt], lease_capacity: ColumnElement[float]
-) -> ColumnElement[bool]:
+def text_wp_speed_gate_clause(request: Any, lease_capacity: ColumnElement[float]) -> ColumnElement[bool]:
     """Whether a worker of this lease capacity (tokens) finishes the request in time; text jobs are not gated."""
     return or_(~request.is_chat, request.max_length <= lease_capacity)
 
@@ -294,7 +298,7 @@ _CLAIMED_COLUMNS = (
 
 def _build_claim(*, skips_locked: bool) -> Any:
     """The claim as one statement, built once: candidates unlocked in queue order, one of them locked and taken."""
-    waiting = aliased(TextWaitingPrompt, name="waiting")
+    waiting = requests.alias("waiting").c
     classes = (
         func.unnest(cast(bindparam("pop_classes"), ARRAY(BigInteger)))
         .table_valued(column("queue_class", BigInteger), name="servable")
@@ -349,30 +353,28 @@ def _build_claim(*, skips_locked: bool) -> Any:
         .group_by(candidates.c.id)
         .subquery("best")
     )
-    locked = aliased(TextWaitingPrompt, name="locked")
+    locking = requests.alias("locked")
+    locked = locking.c
     chosen = (
         select(locked.id, locked.n)
+        .select_from(locking)
         .join(best, best.c.id == locked.id)
         .where(is_live(locked))
         .order_by(best.c.is_priority.desc(), get_rank(locked).desc(), locked.created, locked.id)
         .limit(1)
-        .with_for_update(of=locked, skip_locked=skips_locked)
+        .with_for_update(of=locking, skip_locked=skips_locked)
     ).cte("chosen")
-    taken = case((TextWaitingPrompt.is_chat, 1), else_=func.least(chosen.c.n, bindparam("pop_wanted", type_=Integer)))
-    stored = TextWaitingPrompt
+    stored = requests.c
+    taken = case((stored.is_chat, 1), else_=func.least(chosen.c.n, bindparam("pop_wanted", type_=Integer)))
     return (
-        update(TextWaitingPrompt)
-        .where(TextWaitingPrompt.id == chosen.c.id)
-        .values(
-            n=TextWaitingPrompt.n - taken,
-            expiry=func.greatest(TextWaitingPrompt.expiry, bindparam("pop_new_expiry")),
-        )
+        update(requests)
+        .where(stored.id == chosen.c.id)
+        .values(n=stored.n - taken, expiry=func.greatest(stored.expiry, bindparam("pop_new_expiry", type_=DateTime)))
         .returning(
             (chosen.c.n - stored.n).label("taken"),
             stored.n.label("remaining"),
-            *(getattr(stored, name) for name in _CLAIMED_COLUMNS),
+            *(stored[name] for name in _CLAIMED_COLUMNS),
         )
-        .execution_options(synchronize_session=False)
     )
 
 

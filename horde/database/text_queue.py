@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
 from horde.classes.kobold.worker import TextRequestFacts
 from horde.database.text_functions import TEXT_FAMILY, get_queue_class_facts, get_rank, is_live
+from horde.db import table_of
 from horde.redis_ctrl import RedisUnavailable, get_json, set_json
 
 QUEUE_KEY = "text_wp_cache"
@@ -79,15 +80,18 @@ def build_queue_snapshot(rows: Iterable[QueueRow]) -> QueueSnapshot:
     return QueueSnapshot(places=places, groups=tuple(groups.values()))
 
 
+waiting = table_of(TextWaitingPrompt).c
+
+_LIST_QUEUE = (
+    select(waiting.id, waiting.queue_class, waiting.max_length, waiting.max_context_length, waiting.n)
+    .where(is_live(waiting), waiting.wp_type == TEXT_FAMILY)
+    .order_by(get_rank(waiting).desc(), waiting.created, waiting.id)
+)
+
+
 def list_queue_rows(session: Session) -> list[QueueRow]:
     """Every waiting text request in queue order, in one statement."""
-    waiting = TextWaitingPrompt
-    statement = (
-        select(waiting.id, waiting.queue_class, waiting.max_length, waiting.max_context_length, waiting.n)
-        .where(is_live(waiting), waiting.wp_type == TEXT_FAMILY)
-        .order_by(get_rank(waiting).desc(), waiting.created, waiting.id)
-    )
-    return [(str(row[0]), row[1], row[2], row[3], row[4]) for row in session.execute(statement)]
+    return [(str(row[0]), row[1], row[2], row[3], row[4]) for row in session.execute(_LIST_QUEUE)]
 
 
 def publish_queue(rows: list[QueueRow]) -> None:

@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import delete, func, insert, select
+from sqlalchemy import ARRAY, Text, any_, bindparam, cast, delete, func, insert, select
 from sqlalchemy.orm import Session
 
 from horde.classes.base.kudos import upfront_hold_id
@@ -23,6 +23,7 @@ from horde.classes.kobold.worker import TextRequestFacts
 from horde.database.kudos import append_movements, release_hold
 from horde.database.text_functions import TEXT_FAMILY, is_live
 from horde.database.users import Caller, charge_shared_key
+from horde.db import insert_rows, table_of
 from horde.exceptions import NotFound, TooManyRequests
 from horde.return_codes import ReturnCode
 
@@ -62,6 +63,18 @@ class NewTextRequest:
     sharedkey_id: UUID | None = None
 
 
+requests, wanted_models, targets = table_of(TextWaitingPrompt), table_of(WPModels), table_of(WPAllowedWorkers)
+
+_COUNT_WAITING = select(func.coalesce(func.sum(requests.c.n), 0)).where(
+    is_live(requests.c), requests.c.wp_type == TEXT_FAMILY, requests.c.user_id == bindparam("user_id")
+)
+_COUNT_WAITING_FOR_MODELS = (
+    _COUNT_WAITING.select_from(requests)
+    .join(wanted_models, wanted_models.c.wp_id == requests.c.id)
+    .where(wanted_models.c.model == any_(cast(bindparam("models"), ARRAY(Text))))
+)
+
+
 def require_worker_ids(session: Session, worker_ids: Sequence[str]) -> tuple[UUID, ...]:
     """The listed workers' ids, in one statement; raises NotFound naming the first that does not exist."""
     parsed: list[UUID] = []
@@ -92,13 +105,9 @@ def count_waiting_generations(session: Session, user_id: int, models: Sequence[s
     Anonymous with a model list counts those naming any of the models, once for each matching name: its allowance
     holds for each group of models, or one busy model would close the horde to everybody without an account.
     """
-    waiting = TextWaitingPrompt
-    statement = select(func.coalesce(func.sum(waiting.n), 0)).where(
-        is_live(waiting), waiting.wp_type == TEXT_FAMILY, waiting.user_id == user_id
-    )
     if user_id == ANONYMOUS_ID and models:
-        statement = statement.join(WPModels, WPModels.wp_id == waiting.id).where(WPModels.model.in_(models))
-    return int(session.scalar(statement) or 0)
+        return int(session.scalar(_COUNT_WAITING_FOR_MODELS, {"user_id": user_id, "models": list(models)}) or 0)
+    return int(session.scalar(_COUNT_WAITING, {"user_id": user_id}) or 0)
 
 
 def check_concurrency(session: Session, caller: Caller, n: int, models: Sequence[str]) -> None:
@@ -120,7 +129,7 @@ def insert_text_request(session: Session, wp_id: UUID, new: NewTextRequest, now:
     """Write the inactive row with its models and worker list; no worker sees it before the activation."""
     facts, content = new.facts, new.content
     session.execute(
-        insert(TextWaitingPrompt.__table__),  # type: ignore[arg-type]
+        insert(requests),
         {
             "id": wp_id,
             "wp_type": TEXT_FAMILY,
@@ -161,10 +170,8 @@ def insert_text_request(session: Session, wp_id: UUID, new: NewTextRequest, now:
             "chat_tools_temperature": facts.tools_temperature,
         },
     )
-    if facts.models:
-        session.execute(insert(WPModels).values([{"wp_id": wp_id, "model": model} for model in facts.models]))
-    if content.worker_ids:
-        session.execute(insert(WPAllowedWorkers).values([{"wp_id": wp_id, "worker_id": worker} for worker in content.worker_ids]))
+    insert_rows(session, wanted_models, [{"wp_id": wp_id, "model": model} for model in facts.models])
+    insert_rows(session, targets, [{"wp_id": wp_id, "worker_id": worker_id} for worker_id in content.worker_ids])
 
 
 def compute_starting_priority(caller: Caller, *, is_downgraded: bool) -> int:

@@ -7,10 +7,9 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import func, select, true
+from sqlalchemy import Boolean, DateTime, Select, bindparam, func, select, true
 from sqlalchemy.orm import Session
 
-from horde.classes.base.processing_generation import ProcessingGeneration
 from horde.classes.base.waiting_prompt import TerminalOutcome
 from horde.classes.base.worker import Worker
 from horde.classes.kobold.processing_generation import TextProcessingGeneration
@@ -23,10 +22,14 @@ from horde.database.functions import (
 )
 from horde.database.text_functions import TEXT_FAMILY
 from horde.database.text_queue import get_queue_snapshot
+from horde.db import table_of
 from horde.exceptions import NotFound
 from horde.return_codes import ReturnCode
 
 CSAM_METADATA = {"type": "censorship", "value": "csam"}
+
+
+jobs, requests, workers = table_of(TextProcessingGeneration), table_of(TextWaitingPrompt), table_of(Worker)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,46 +80,53 @@ def request_not_found(text: str) -> NotFound:
     return NotFound(f"Request with ID '{text[:64]}' not found.", ReturnCode.REQUEST_NOT_FOUND)
 
 
-def require_request_progress(session: Session, request_id: str, *, is_chat: bool, now: datetime) -> RequestProgress:
-    """The progress of an active request of the family; raises NotFound."""
-    wp_id = parse_request_id(request_id)
-    request, job = TextWaitingPrompt, ProcessingGeneration
+def _build_find_progress() -> Select[Any]:
     counts = (
         select(
-            func.count().filter(job.generation.is_not(None)).label("finished"),
-            func.count().filter(job.generation.is_(None), ~job.faulted).label("processing"),
-            func.count().filter(job.faulted, job.generation.is_(None)).label("restarted"),
+            func.count().filter(jobs.c.generation.is_not(None)).label("finished"),
+            func.count().filter(jobs.c.generation.is_(None), ~jobs.c.faulted).label("processing"),
+            func.count().filter(jobs.c.faulted, jobs.c.generation.is_(None)).label("restarted"),
         )
-        .where(job.wp_id == request.id, ~job.fake)
+        .where(jobs.c.wp_id == requests.c.id, ~jobs.c.fake)
         .lateral("counts")
     )
-    row = session.execute(
+    is_cancelled = func.coalesce(requests.c.terminal_outcome, "") == TerminalOutcome.CANCELLED
+    return (
         select(
-            request.id,
-            request.n,
-            request.jobs,
+            requests.c.id,
+            requests.c.n,
+            requests.c.jobs,
             counts.c.finished,
             counts.c.processing,
             counts.c.restarted,
-            request.faulted,
-            (func.coalesce(request.terminal_outcome, "") == TerminalOutcome.CANCELLED).label("is_cancelled"),
-            request.consumed_kudos,
-            request.max_length,
-            request.created,
-            request.context_adjustments,
-            request.chat_fault_reason,
-            request.chat_fault_rc,
+            requests.c.faulted,
+            is_cancelled.label("is_cancelled"),
+            requests.c.consumed_kudos,
+            requests.c.max_length,
+            requests.c.created,
+            requests.c.context_adjustments,
+            requests.c.chat_fault_reason,
+            requests.c.chat_fault_rc,
         )
-        .select_from(request)
+        .select_from(requests)
         .join(counts, true())
         .where(
-            request.id == wp_id,
-            request.wp_type == TEXT_FAMILY,
-            request.active,
-            request.is_chat.is_(is_chat),
-            request.expiry > now,
+            requests.c.id == bindparam("wp_id"),
+            requests.c.wp_type == TEXT_FAMILY,
+            requests.c.active,
+            requests.c.is_chat == bindparam("is_chat", type_=Boolean),
+            requests.c.expiry > bindparam("now", type_=DateTime),
         )
-    ).one_or_none()
+    )
+
+
+_FIND_PROGRESS = _build_find_progress()
+
+
+def require_request_progress(session: Session, request_id: str, *, is_chat: bool, now: datetime) -> RequestProgress:
+    """The progress of an active request of the family; raises NotFound."""
+    facts = {"wp_id": parse_request_id(request_id), "is_chat": is_chat, "now": now}
+    row = session.execute(_FIND_PROGRESS, facts).one_or_none()
     if row is None:
         raise request_not_found(request_id)
     return RequestProgress(**row._mapping)
@@ -181,40 +191,45 @@ def _estimate_wait(
     )
 
 
+def _build_list_jobs(*chat_columns: str) -> Select[Any]:
+    return (
+        select(
+            jobs.c.generation,
+            jobs.c.seed,
+            jobs.c.gen_metadata,
+            jobs.c.worker_id,
+            workers.c.name.label("worker_name"),
+            workers.c.speed,
+            jobs.c.model,
+            jobs.c.censored,
+            jobs.c.start_time,
+            *(jobs.c[name] for name in chat_columns),
+        )
+        .join(workers, workers.c.id == jobs.c.worker_id)
+        .where(jobs.c.wp_id == bindparam("wp_id"), ~jobs.c.fake, jobs.c.generation.is_not(None) | ~jobs.c.faulted)
+        .order_by(jobs.c.created, jobs.c.id)
+    )
+
+
+_LIST_TEXT_JOBS = _build_list_jobs()
+_LIST_CHAT_JOBS = _build_list_jobs(
+    "message",
+    "finish_reason",
+    "native_finish_reason",
+    "prompt_tokens",
+    "completion_tokens",
+    "reasoning_tokens",
+    "charge_basis",
+)
+
+
 def _list_jobs(
     session: Session, progress: RequestProgress, *, is_chat: bool
 ) -> tuple[list[dict[str, Any]], list[tuple[float, datetime]]]:
     """The finished generations as shown, and (worker speed, start) of each running job; no statement without any."""
     if progress.finished + progress.processing == 0:
         return [], []
-    job = TextProcessingGeneration
-    columns: list[Any] = [
-        job.generation,
-        job.seed,
-        job.gen_metadata,
-        job.worker_id,
-        Worker.name.label("worker_name"),
-        Worker.speed,
-        job.model,
-        job.censored,
-        job.start_time,
-    ]
-    if is_chat:
-        columns += [
-            job.message,
-            job.finish_reason,
-            job.native_finish_reason,
-            job.prompt_tokens,
-            job.completion_tokens,
-            job.reasoning_tokens,
-            job.charge_basis,
-        ]
-    rows = session.execute(
-        select(*columns)
-        .join(Worker, Worker.id == job.worker_id)
-        .where(job.wp_id == progress.id, ~job.fake, job.generation.is_not(None) | ~job.faulted)
-        .order_by(job.created, job.id)
-    ).all()
+    rows = session.execute(_LIST_CHAT_JOBS if is_chat else _LIST_TEXT_JOBS, {"wp_id": progress.id}).all()
     finished = [_build_generation(row, progress, is_chat=is_chat) for row in rows if row.generation is not None]
     running = [(row.speed, row.start_time) for row in rows if row.generation is None]
     return finished, running

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import CHAR, Boolean, Float, Index, Integer, String, Text, Uuid, func, update
+from sqlalchemy import CHAR, Boolean, DateTime, Float, Index, Integer, String, Text, Uuid, bindparam, func, update
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
@@ -26,6 +26,7 @@ from horde.classes.kobold.pricing import (
     compute_upfront_estimate,
 )
 from horde.classes.kobold.worker import TextWorker
+from horde.db import table_of
 from horde.return_codes import ReturnCode
 
 # What a text job's payload carries when the client did not say: the schema's defaults for these six keys alone.
@@ -165,20 +166,15 @@ class TextWaitingPrompt(WaitingPrompt):
         The caller appends the tax's postings in the same transaction. A key that another request of the user claimed
         meanwhile breaks the unique index: the transaction fails with an IntegrityError and leaves nothing.
         """
-        claimed = {} if claim is None else {"operation_key": claim.key, "operation_fingerprint": claim.fingerprint}
-        statement = (
-            update(TextWaitingPrompt)
-            .where(TextWaitingPrompt.id == wp_id, ~TextWaitingPrompt.active, TextWaitingPrompt.expiry > now)
-            .values(
-                active=True,
-                extra_priority=priority,
-                consumed_kudos=TextWaitingPrompt.consumed_kudos + tax,
-                **claimed,
-            )
-            .returning(TextWaitingPrompt.id)
-            .execution_options(synchronize_session=False)
-        )
-        return session.scalar(statement) is not None
+        values = {
+            "wp_id": wp_id,
+            "now": now,
+            "priority": priority,
+            "tax": tax,
+            "key": None if claim is None else claim.key,
+            "fingerprint": None if claim is None else claim.fingerprint,
+        }
+        return session.scalar(_ACTIVATE, values) is not None
 
     @staticmethod
     def cancel(session: Session, wp_id: UUID, now: datetime) -> bool:
@@ -211,6 +207,22 @@ class TextWaitingPrompt(WaitingPrompt):
         message = CHAT_WORKER_FAULT_MESSAGES.get(fault_reason)
         if message is not None:
             _write_fault(session, wp_id, message, ReturnCode.CHAT_WORKER_FAULT)
+
+
+requests = table_of(TextWaitingPrompt)
+
+_ACTIVATE = (
+    update(requests)
+    .where(requests.c.id == bindparam("wp_id"), ~requests.c.active, requests.c.expiry > bindparam("now", type_=DateTime))
+    .values(
+        active=True,
+        extra_priority=bindparam("priority", type_=Integer),
+        consumed_kudos=requests.c.consumed_kudos + bindparam("tax", type_=Integer),
+        operation_key=bindparam("key", type_=Uuid),
+        operation_fingerprint=bindparam("fingerprint", type_=CHAR(64)),
+    )
+    .returning(requests.c.id)
+)
 
 
 def _write_fault(session: Session, wp_id: UUID, message: str, rc: ReturnCode) -> None:
