@@ -60,6 +60,7 @@ class Postgres:
         # The socket file is switched off: its path would have to be short. SIGINT is the quick, clean stop.
         command = [str(programs / "postgres"), "-D", str(self.data), "-h", "127.0.0.1", "-p", str(self.port), "-k", ""]
         command += ["-c", f"max_connections={MAX_CONNECTIONS}"]
+        command += ["-c", "shared_preload_libraries=pg_stat_statements"]  # the benchmarks count statements with it
         command += [] if self.durable else ["-c", "synchronous_commit=off"]
         environment = build_postgres_environment()
         return Child("postgres", command, self.log, environment, account=self.account, stop_signal=signal.SIGINT)

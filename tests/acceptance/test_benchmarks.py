@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+"""The benchmarks run and print what they promise. How fast anything was is not judged: the machine may be busy."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from devtools.services import ServiceAddresses
+from tests.services import ROOT, make_database
+
+LIMIT_SECONDS = 240
+
+
+def run_benchmark(service_urls: ServiceAddresses, name: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """`dev.py bench NAME` on the services of the tests."""
+    url = make_database(service_urls.database_url, f"bench_{name}")
+    environment = {**os.environ, **service_urls.build_environment(), "DATABASE_URL": url}
+    command = [sys.executable, "-m", f"benchmarks.{name}", *options]
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [(), ("--chat",)])
+def test_the_queue_benchmark_prints_a_row_for_the_floor_and_each_filling(
+    service_urls: ServiceAddresses, family: tuple[str, ...]
+) -> None:
+    answer = run_benchmark(service_urls, "queue", "--quick", "--json", *family)
+    assert answer.returncode == 0, answer.stderr
+    rows = json.loads(answer.stdout)
+    assert [(row["backlog"], row["depth"], row["workers"]) for row in rows] == [
+        ("floor", 0, 2),
+        ("none", 0, 0),
+        ("none", 0, 2),
+        ("model", 20, 0),
+        ("model", 20, 2),
+    ]
+    assert set(rows[1]["milliseconds"]) == {"async", "pop", "submit", "status", "idle"}
+    assert set(rows[1]) == set(rows[2])
+    assert "jobs/s" in answer.stderr
+    assert "against depth 0" in answer.stderr
