@@ -37,8 +37,7 @@ def own_horde(service_urls: ServiceAddresses, name: str, modules: tuple[Any, ...
         database_url=make_database(service_urls.database_url, name).replace("postgresql://", "postgresql+psycopg2://", 1),
         redis_url=service_urls.redis_url,
         secret_key=SECRET,
-        rate_limits_enabled=False,
-        **settings,
+        **{"rate_limits_enabled": False} | settings,
     )
     before = (db._State.engine, db._State.sessions)
     app = create_app(config, resource_modules=modules)

@@ -226,7 +226,7 @@ class TextWorker(Worker):
             reason = self._text_refusal(request, inputs)
         if reason is not None:
             return ChatRefusal(reason=reason)
-        return self._chat_refusal(request, inputs) if request.is_chat else None
+        return self._chat_refusal(request) if request.is_chat else None
 
     def _common_refusal(self, request: TextRequestFacts, inputs: EligibilityInputs) -> SkipReason | None:
         if (self.maintenance or self.paused) and request.user_id != self.user_id:
@@ -256,12 +256,10 @@ class TextWorker(Worker):
             return SkipReason.MODELS
         return None
 
-    def _chat_refusal(self, request: TextRequestFacts, inputs: EligibilityInputs) -> ChatRefusal | None:
+    def _chat_refusal(self, request: TextRequestFacts) -> ChatRefusal | None:
         refusal = self.chat_refusal_reason(request)
         if refusal is not None:
             return refusal
-        if self.chat_model_id not in inputs.models:
-            return ChatRefusal(reason=SkipReason.MODELS)
         if request.max_length > get_text_worker_lease_capacity(self.speed):
             return ChatRefusal(reason=SkipReason.LEASE_SPEED)
         return None
