@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID
 
 from horde_sdk.generation_parameters.text.chat_policy import ChatServiceGapKind
-from sqlalchemy import exists, func, select, true
+from sqlalchemy import DateTime, Row, Select, bindparam, exists, func, select, true
 from sqlalchemy.orm import Session
 
 from horde.classes.base.user import UserRole, UserRoleTypes
@@ -27,9 +27,11 @@ from horde.classes.kobold.worker import (
 )
 from horde.database.text_functions import find_request_facts, online_since
 from horde.database.text_queue import QueueGroup, QueueSnapshot, get_group_facts, get_queue_snapshot
+from horde.db import table_of
 from horde.model_reference import get_text_model_multiplier
 from horde.redis_ctrl import get_counter, increment_counter
 
+TEXT_WORKER_TYPE = "text_worker"
 WORKERS_EPOCH_KEY = "horde:text_workers:epoch"
 WORKERS_COPY_SECONDS = 5.0  # how long a copy lives while no worker changed
 VERDICT_SECONDS = 60.0
@@ -100,20 +102,43 @@ def note_text_workers_changed() -> None:
     increment_counter(WORKERS_EPOCH_KEY)
 
 
+def _build_list_online_workers() -> Select[Any]:
+    is_trusted = (roles.c.user_id == workers.c.user_id) & (roles.c.user_role == UserRoleTypes.TRUSTED) & roles.c.value
+    models = select(func.array_agg(offers.c.model)).where(offers.c.worker_id == workers.c.id).scalar_subquery()
+    return select(*workers.c, models.label("models"), exists().where(is_trusted).label("owner_trusted")).where(
+        workers.c.worker_type == TEXT_WORKER_TYPE, workers.c.last_check_in >= bindparam("online_since", type_=DateTime)
+    )
+
+
+workers, offers, roles = table_of(TextWorker), table_of(WorkerModel), table_of(UserRole)
+_LIST_ONLINE_WORKERS = _build_list_online_workers()
+
+
 def list_online_text_workers(session: Session, now: datetime) -> tuple[OnlineTextWorker, ...]:
-    """Every text worker that polled within the online window, in one statement."""
-    models = (
-        select(func.array_agg(WorkerModel.model))
-        .where(WorkerModel.worker_id == TextWorker.id)
-        .correlate(TextWorker)
-        .scalar_subquery()
-    )
-    trusted = exists().where(UserRole.user_id == TextWorker.user_id, UserRole.user_role == UserRoleTypes.TRUSTED, UserRole.value)
-    rows = session.execute(select(TextWorker, models, trusted).where(TextWorker.last_check_in >= online_since(now)))
+    """Every text worker that polled within the online window, in one statement; the rows belong to no session."""
+    rows = session.execute(_LIST_ONLINE_WORKERS, {"online_since": online_since(now)})
     return tuple(
-        OnlineTextWorker(worker=worker, models=frozenset(names or ()), owner_trusted=is_trusted)
-        for worker, names, is_trusted in rows
+        OnlineTextWorker(
+            worker=build_stored_text_worker(row),
+            models=frozenset(row.models or ()),
+            owner_trusted=row.owner_trusted,
+        )
+        for row in rows
     )
+
+
+def build_stored_text_worker(row: Row[Any]) -> TextWorker:
+    """A worker that belongs to no session, from a row with all its columns."""
+    return TextWorker(**{column.name: row._mapping[column] for column in workers.c})
+
+
+_FIND_NAMED_WORKER = select(*workers.c).where(workers.c.name == bindparam("name"), workers.c.worker_type == TEXT_WORKER_TYPE)
+
+
+def find_named_text_worker(session: Session, name: str) -> TextWorker | None:
+    """The text worker of exactly this name, belonging to no session."""
+    row = session.execute(_FIND_NAMED_WORKER, {"name": name}).one_or_none()
+    return None if row is None else build_stored_text_worker(row)
 
 
 def get_online_text_workers(session: Session, now: datetime) -> tuple[OnlineTextWorker, ...]:
@@ -126,11 +151,9 @@ def get_online_text_workers(session: Session, now: datetime) -> tuple[OnlineText
     if epoch is not None and epoch == _copy.epoch and time.monotonic() - _copy.made < WORKERS_COPY_SECONDS:
         return _copy.workers
     with _copy.lock:
-        workers = list_online_text_workers(session, now)
-        for online in workers:
-            session.expunge(online.worker)
-        _copy.workers, _copy.epoch, _copy.made = workers, epoch, time.monotonic()
-    return workers
+        _copy.workers = list_online_text_workers(session, now)
+        _copy.epoch, _copy.made = epoch, time.monotonic()
+        return _copy.workers
 
 
 def get_highest_text_worker_limits(

@@ -137,7 +137,7 @@ def is_live(request: Any) -> ColumnElement[bool]:
     return and_(request.active, ~request.faulted, request.n > literal(0, literal_execute=True))
 
 
-def get_rank(request: Any) -> ColumnElement[Any]:
+def get_rank(request: Any) -> Any:
     """The queue's order, highest first: starting priority minus what every later second costs."""
     return request.extra_priority - PRIORITY_PER_SECOND * func.date_part(text("'epoch'"), request.created)
 

@@ -5,11 +5,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from typing import Annotated, Any
 from uuid import uuid4
 
 from pydantic import Field
-from sqlalchemy import and_, delete, func, inspect, select, update
+from sqlalchemy import Update, bindparam, delete, func, inspect, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -37,14 +38,14 @@ from horde.classes.kobold.worker import (
     worker_may_be_speed_gated,
 )
 from horde.database.addresses import check_address_timeout, check_worker_address
-from horde.database.functions import note_text_workers_changed
+from horde.database.functions import find_named_text_worker, note_text_workers_changed
 from horde.database.kudos import append_movements
 from horde.database.stats import HordeModes, get_horde_modes
 from horde.database.text_functions import ServableQueue, claim_next_request, get_sorted_text_wp_filtered_to_worker
 from horde.database.text_jobs import AssignedJobs, assign_jobs
 from horde.database.users import Caller
 from horde.database.workers import is_profane
-from horde.db import after_commit
+from horde.db import after_commit, insert_rows, table_of
 from horde.exceptions import BadRequest, Forbidden, HordeError
 from horde.model_reference import get_text_model_multiplier, is_known_text_model
 from horde.return_codes import ReturnCode
@@ -138,7 +139,7 @@ def check_owner(caller: Caller) -> None:
 
 def find_named_worker(session: Session, name: str) -> TextWorker | None:
     """The text worker of a name; raises BadRequest when a worker of another kind has it."""
-    worker = session.scalar(select(TextWorker).where(TextWorker.name == name))
+    worker = find_named_text_worker(session, name)
     if worker is None and session.scalar(select(Worker.id).where(Worker.name == name)) is not None:
         message = f"The name '{name}' belongs to a worker of another kind."
         raise BadRequest(message, ReturnCode.POLYMORPHIC_NAME_CONFLICT)
@@ -287,6 +288,22 @@ def take_check_in(
     )
 
 
+workers, offers = table_of(TextWorker), table_of(WorkerModel)
+
+
+@cache
+def build_worker_update(names: frozenset[str], *, is_check_in: bool) -> Update:
+    """The one update of a pop, for the columns that changed; a check-in needs the `last_check_in` that was read."""
+    statement = update(workers).where(workers.c.id == bindparam("worker_id"))
+    if is_check_in:
+        statement = statement.where(workers.c.last_check_in == bindparam("seen_check_in"))
+    values = {name: bindparam(f"new_{name}", type_=workers.c[name].type) for name in names}
+    return statement.values(values).returning(workers.c.id)
+
+
+_LIST_OFFERS = select(offers.c.model).where(offers.c.worker_id == bindparam("worker_id"))
+
+
 def write_check_in(
     session: Session, worker: TextWorker, pending: PendingCheckIn, models: Sequence[str], caller: Caller, now: datetime
 ) -> None:
@@ -297,15 +314,10 @@ def write_check_in(
         if not insert_worker(session, worker, caller):
             return
     else:
-        is_own = TextWorker.id == worker.id
-        unchanged = TextWorker.last_check_in == pending.seen_check_in
-        written = session.scalar(
-            update(TextWorker)
-            .where(is_own if pending.check_in is None else and_(is_own, unchanged))
-            .values(**columns)
-            .returning(TextWorker.id)
-            .execution_options(synchronize_session=False)
-        )
+        statement = build_worker_update(frozenset(columns), is_check_in=pending.check_in is not None)
+        values = {f"new_{name}": value for name, value in columns.items()}
+        seen = {"worker_id": worker.id, "seen_check_in": pending.seen_check_in}
+        written = session.scalar(statement, values | (seen if pending.check_in is not None else {"worker_id": worker.id}))
         if written is None:
             return
     if pending.check_in is not None:
@@ -318,7 +330,7 @@ def write_check_in(
 
 def _write_models(session: Session, worker: TextWorker, models: Sequence[str], *, is_new: bool) -> bool:
     """Store the offered models if the set changed; True when it did."""
-    stored = set() if is_new else set(session.scalars(select(WorkerModel.model).where(WorkerModel.worker_id == worker.id)))
+    stored = set() if is_new else set(session.scalars(_LIST_OFFERS, {"worker_id": worker.id}))
     if stored == set(models):
         return False
     if stored - set(models):
@@ -326,8 +338,7 @@ def _write_models(session: Session, worker: TextWorker, models: Sequence[str], *
             delete(WorkerModel).where(WorkerModel.worker_id == worker.id, WorkerModel.model.in_(stored - set(models)))
         )
     added = [model for model in models if model not in stored]
-    if added:
-        session.execute(insert(WorkerModel).values([{"worker_id": worker.id, "model": model} for model in added]))
+    insert_rows(session, offers, [{"worker_id": worker.id, "model": model} for model in added])
     return True
 
 
