@@ -326,6 +326,11 @@ _CHARGE_REQUEST = (
 )
 
 
+def store_fake_reply(session: Session, job: JobFacts, submitted: Submitted) -> bool:
+    """End a fake job as a real one ends, so that its worker cannot tell them apart; nothing is paid or counted."""
+    return _claim_pending_job(session, job, submitted) is not None
+
+
 def _charge_request(session: Session, job: JobFacts, charge: Decimal, now: datetime) -> Any:
     """Lock the request and add the charge to what it has cost so far; its life is extended as by a pop."""
     facts = {"wp_id": job.wp_id, "charge": round(charge), "new_expiry": now + REQUEST_TTL}

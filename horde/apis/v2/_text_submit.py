@@ -37,6 +37,7 @@ from horde.database.text_jobs import (
     fault_job,
     find_job,
     settle_job,
+    store_fake_reply,
 )
 from horde.database.text_status import CSAM_METADATA, get_generation_state
 from horde.database.users import Caller
@@ -160,6 +161,10 @@ def settle(job: JobFacts, submitted: Submitted, *, dropped_tool_calls: int, now:
     """
     kudos = compute_reward(job, submitted)
     if job.is_fake:
+        with transaction() as session:
+            is_stored = store_fake_reply(session, job, submitted)
+        if not is_stored:
+            raise _JobLost
         return float(kudos)
     with transaction() as session:
         settlement = settle_job(session, job, submitted, kudos, now)
