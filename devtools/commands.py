@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from devtools import stack
 from devtools.processes import StartFailed
@@ -42,10 +43,14 @@ def run(arguments: argparse.Namespace) -> int:
             return run_benchmark(arguments.rest)
 
 
-def run_tests(options: Sequence[str]) -> int:
-    """pytest, one process per core unless the options say otherwise; the services come from tests/services.py."""
+def run_tests(options: Sequence[str]) -> NoReturn:
+    """pytest, one process per core unless the options say otherwise; the services come from tests/services.py.
+
+    Does not return: this process becomes pytest, so that a signal sent to it reaches pytest, which cleans up.
+    """
     command = [sys.executable, "-m", "pytest", *choose_process_count(options), *options]
-    return subprocess.call(command, cwd=ROOT)
+    os.chdir(ROOT)
+    os.execv(command[0], command)
 
 
 def choose_process_count(options: Sequence[str]) -> list[str]:
