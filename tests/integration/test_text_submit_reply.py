@@ -16,7 +16,7 @@ from horde.classes.base.user import UserRoleTypes
 from horde.classes.base.worker import ABORT_MAINTENANCE_MESSAGE, WorkerPerformance
 from horde.classes.kobold.pricing import compute_text_kudos, count_text_tokens
 from horde.classes.kobold.processing_generation import TextProcessingGeneration
-from horde.database.kudos import audit_ledger, fold_postings
+from horde.database.kudos import fold_postings
 from horde.db import transaction
 from horde.model_reference import get_text_model_multiplier
 from tests.integration.rows import find_job_row, make_job, make_request, make_user
@@ -32,6 +32,7 @@ from tests.integration.text_horde import (
     get_request,
     get_shared_key,
     get_user,
+    list_discrepancies,
     list_holds,
     list_postings,
     make_shared_key,
@@ -143,7 +144,7 @@ def test_display_totals_follow_once_folded(horde: TextHorde, requester: tuple[in
     assert {tuple(row) for row in earned} == {("FULFILLMENT", 1), ("CONTRIBUTION", 80)}
     assert {row[0] for row in used} == {"REQUEST", "USAGE"}
     assert get_user(owner).kudos == int(price())
-    assert audit_ledger().discrepancies == ()
+    assert list_discrepancies() == ()
 
 
 @pytest.mark.parametrize(("length", "tokens"), [(16, 16), (80, 20)])

@@ -22,6 +22,7 @@ from horde.classes.base.worker import Worker
 from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
 from horde.clock import utcnow
 from horde.database import caches, functions, text_queue, users
+from horde.database.kudos import audit_ledger, fold_postings
 from horde.db import transaction
 from tests.integration.rows import forget_everything, own_horde
 
@@ -216,6 +217,13 @@ def list_holds() -> list[tuple[Decimal, bool]]:
     with transaction() as session:
         rows = session.execute(select(KudosReservation.amount, KudosReservation.active).order_by(KudosReservation.id))
         return [(row.amount, row.active) for row in rows]
+
+
+def list_discrepancies() -> tuple[Any, ...]:
+    """What a replay of the ledger finds wrong once everything is folded."""
+    fold_postings()
+    with transaction() as session:
+        return audit_ledger(session).discrepancies
 
 
 def get_user(user_id: int) -> User:
