@@ -24,7 +24,7 @@ from typing import Any
 from flask import Flask
 
 from benchmarks._bodies import build_chat_request, build_pop, build_submit, build_text_request
-from benchmarks._stack import make_account, own_database
+from benchmarks._stack import make_account, own_database, season_workers
 from horde.app import create_app
 from horde.config import Config
 from horde.logger import configure_logging
@@ -230,6 +230,9 @@ def main() -> None:
         payer = make_account(environment, "bench-payer", "--kudos", "1000000000")
         os.environ.update(environment)
         client, worker = build_callers(payer.api_key, owner.api_key, arguments.log)
+        for name in ("text", "chat"):
+            worker.call("POST", "/generate/text/pop", build_pop(f"{name} worker", is_chat=name == "chat"))
+        season_workers(environment["DATABASE_URL"])
         print(f"{'route':16} {'CPU ms':>8} {'wall ms':>8}")
         for route in list_routes(client, worker):
             if arguments.route and not any(part in route.name for part in arguments.route):

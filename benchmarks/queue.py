@@ -22,7 +22,7 @@ from benchmarks._counters import Meter, track_planning
 from benchmarks._floor import Floor, measure_floor
 from benchmarks._http import Timings
 from benchmarks._load import Load, Parties, Result, run_alone
-from benchmarks._stack import make_account, own_database, running_api
+from benchmarks._stack import make_account, own_database, running_api, season_workers
 
 ROUTES = ("async", "pop", "submit", "status")
 BACKLOGS = (Backlog.MODEL, Backlog.TRUST, Backlog.LENGTH, Backlog.CLOSE_LENGTH, Backlog.DECLARATION)
@@ -152,6 +152,7 @@ class Benchmark:
         """Let every process meet every route, and let the workers be known before the backlog asks for them."""
         run_alone(self.parties, jobs=2, idle_pops=1)
         Load(self.parties, max(self.options.workers)).run(self.meter, warm_up_seconds=0, seconds=self.options.warm_up_seconds)
+        season_workers(self.database_url)
 
     def measure_floor(self, workers: int) -> Row:
         """The bare SQL on as many connections as there are workers."""
