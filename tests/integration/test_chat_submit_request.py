@@ -12,7 +12,6 @@ from uuid import UUID, uuid4
 
 import pytest
 from sqlalchemy import delete, func, select
-
 from werkzeug.test import EnvironBuilder, run_wsgi_app
 
 from devtools.services import ServiceAddresses

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from flask_restx import Api, Namespace, Resource
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
 
 from horde import metrics
@@ -696,7 +696,7 @@ def _write_quietly(write: Callable[[Session], object]) -> None:
     try:
         with transaction() as session:
             write(session)
-    except ServiceUnavailable:
+    except (ServiceUnavailable, DBAPIError):
         logger.warning("horde.job_submit.record_failed")
 
 

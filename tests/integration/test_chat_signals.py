@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+"""Completion signals on a real Redis, read by a subscriber of the test's own."""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from redis import Redis
+from sqlalchemy import update
+
+from devtools.services import ServiceAddresses
+from horde import redis_ctrl
+from horde.classes.base.waiting_prompt import WaitingPrompt
+from horde.classes.kobold.processing_generation import TextProcessingGeneration
+from horde.clock import utcnow
+from horde.database import threads
+from horde.db import transaction
+from tests.integration._fake_chat_worker import ChatHorde, chat_horde, start_anew
+
+QUIET_SECONDS = 0.3
+
+
+@pytest.fixture(scope="module")
+def module_horde(service_urls: ServiceAddresses) -> Iterator[ChatHorde]:
+    with chat_horde(service_urls, "chat_signals") as horde:
+        yield horde
+
+
+@pytest.fixture
+def horde(module_horde: ChatHorde) -> ChatHorde:
+    start_anew()
+    return module_horde
+
+
+class Heard(list[dict[str, Any]]):
+    """Messages of one request, filled when the block ends."""
+
+    @property
+    def events(self) -> list[tuple[str, int]]:
+        return [(message["event"], message["generations"]) for message in self]
+
+
+@pytest.fixture
+def subscriber(service_urls: ServiceAddresses) -> Iterator[Redis]:
+    with Redis.from_url(f"{service_urls.redis_url}/0", decode_responses=True) as client:  # any database hears them
+        yield client
+
+
+@contextmanager
+def listening(subscriber: Redis, request_id: str) -> Iterator[Heard]:
+    """Hear what is published of a request while the block runs."""
+    heard = Heard()
+    with subscriber.pubsub(ignore_subscribe_messages=True) as channel:
+        channel.subscribe(f"horde:chat:{request_id}")
+        channel.get_message(timeout=1)
+        yield heard
+        quiet_since = time.monotonic()
+        while time.monotonic() - quiet_since < QUIET_SECONDS:
+            message = channel.get_message(timeout=0.1)
+            if message is not None:
+                heard.append(json.loads(message["data"]))
+                quiet_since = time.monotonic()
+    assert all(message["id"] == request_id for message in heard)
+
+
+def test_a_reply_is_told_and_then_the_end(horde: ChatHorde, subscriber: Redis) -> None:
+    request_id, job = horde.serve()
+    with listening(subscriber, request_id) as heard:
+        assert horde.reply(job["id"], "MARKER-7f3a").status_code == 200
+    assert heard.events == [("generation", 1), ("done", 1)]
+    assert all(set(message) == {"id", "event", "generations"} for message in heard)
+    assert "MARKER-7f3a" not in str(heard)
+
+
+def test_a_refused_reply_and_a_first_fault_tell_nothing(horde: ChatHorde, subscriber: Redis) -> None:
+    request_id, job = horde.serve()
+    with listening(subscriber, request_id) as heard:
+        assert horde.reply(job["id"], finish_reason="eos").status_code == 400
+        assert horde.fault(job["id"]).status_code == 200
+    assert heard == []
+
+
+def test_a_cancel_is_told_once(horde: ChatHorde, subscriber: Redis) -> None:
+    horde.take_nothing()
+    request_id = horde.queue()
+    with listening(subscriber, request_id) as heard:
+        horde.cancel(request_id)
+        horde.cancel(request_id)
+    assert heard.events == [("cancelled", 0)]
+
+
+def test_a_reply_after_a_cancel_ends_the_request(horde: ChatHorde, subscriber: Redis) -> None:
+    request_id, job = horde.serve()
+    with listening(subscriber, request_id) as heard:
+        horde.cancel(request_id)
+        assert horde.reply(job["id"]).status_code == 200
+        horde.cancel(request_id)
+    assert heard.events == [("cancelled", 0), ("generation", 1), ("done", 1)]
+
+
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [
+        (
+            "prompt_overflow",
+            {"fault_reason": "The worker could not fit the prompt into its context.", "fault_rc": "ChatWorkerFault"},
+        ),
+        ("disk full on alice-pc", {}),
+        (None, {}),
+    ],
+)
+def test_the_third_fault_is_told_with_its_reason(
+    horde: ChatHorde, subscriber: Redis, reason: str | None, expected: dict[str, str]
+) -> None:
+    request_id, job = horde.serve()
+    for _ in range(2):
+        assert horde.fault(job["id"], fault_reason=reason).status_code == 200
+        job = horde.take()
+    with listening(subscriber, request_id) as heard:
+        assert horde.fault(job["id"], fault_reason=reason).status_code == 200
+        threads.check_waiting_prompts()
+    assert heard == [{"id": request_id, "event": "faulted", "generations": 0} | expected]
+
+
+def test_the_third_lapsed_lease_is_told(horde: ChatHorde, subscriber: Redis) -> None:
+    horde.take_nothing()
+    request_id = horde.queue()
+    with listening(subscriber, request_id) as heard:
+        for _ in range(3):
+            horde.take()
+            with transaction() as session:
+                session.execute(update(TextProcessingGeneration).values(start_time=utcnow() - timedelta(minutes=5)))
+            threads.check_waiting_prompts()
+    assert heard.events == [("faulted", 0)]
+    assert horde.status(request_id)["faulted"]
+
+
+def test_an_expiry_is_told_when_the_row_is_gone(horde: ChatHorde, subscriber: Redis) -> None:
+    request_id, job = horde.serve()
+    assert horde.reply(job["id"], finish_reason="eos").status_code == 400
+    with transaction() as session:
+        session.execute(update(WaitingPrompt).values(expiry=utcnow() - timedelta(seconds=1)))
+    with listening(subscriber, request_id) as heard:
+        threads.check_waiting_prompts()
+        threads.check_waiting_prompts()
+    assert heard.events == [("faulted", 0)]
+    assert heard[0]["fault_rc"] == "ChatSubmitInvalid"
+    assert horde.get(f"/generate/chat/status/{request_id}").status_code == 404
+
+
+def test_a_finished_request_expires_silently(horde: ChatHorde, subscriber: Redis) -> None:
+    request_id, job = horde.serve()
+    assert horde.reply(job["id"]).status_code == 200
+    with transaction() as session:
+        session.execute(update(WaitingPrompt).values(expiry=utcnow() - timedelta(seconds=1)))
+    with listening(subscriber, request_id) as heard:
+        threads.check_waiting_prompts()
+    assert heard == []
+
+
+def test_without_redis_everything_is_answered(horde: ChatHorde, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise redis_ctrl.RedisUnavailable("away")
+
+    monkeypatch.setattr(redis_ctrl, "call", fail)
+    horde.take_nothing()
+    first, second = horde.queue(), horde.queue()
+    job = horde.take()
+    assert horde.reply(job["id"]).status_code == 200
+    assert horde.cancel(second).status_code == 200
+    assert horde.status(first)["done"]
