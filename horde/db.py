@@ -34,7 +34,7 @@ class _State:
 
     engine: Engine | None = None
     sessions: sessionmaker[Session] | None = None
-    is_bound = False  # to one connection, by a test
+    reading_sessions: sessionmaker[Session] | None = None
 
 
 def connect(config: Config) -> Engine:
@@ -51,14 +51,14 @@ def connect(config: Config) -> Engine:
     )
     _State.engine = engine
     _State.sessions = sessionmaker(engine, expire_on_commit=False)
-    _State.is_bound = False
+    _State.reading_sessions = sessionmaker(engine.execution_options(isolation_level="AUTOCOMMIT"), expire_on_commit=False)
     return engine
 
 
 def bind_sessions_to(connection: Connection) -> None:
     """Let every session run in savepoints of `connection`, so that a test can roll everything back."""
     _State.sessions = sessionmaker(connection, expire_on_commit=False, join_transaction_mode="create_savepoint")
-    _State.is_bound = True
+    _State.reading_sessions = _State.sessions
 
 
 def require_engine() -> Engine:
@@ -109,12 +109,10 @@ def reading() -> Iterator[Session]:
 
     What it loads belongs to no session afterwards. Raises ServiceUnavailable when the database is away.
     """
-    if _State.sessions is None:
+    if _State.reading_sessions is None:
         raise RuntimeError("The database is not connected: call db.connect(config) first.")
-    session = _State.sessions()
+    session = _State.reading_sessions()
     try:
-        if not _State.is_bound:
-            session.connection(execution_options={"isolation_level": "AUTOCOMMIT"})
         yield session
     except PoolTimeoutError as error:
         raise ServiceUnavailable("The database is busy. Try again later.") from error

@@ -39,14 +39,14 @@ def own_horde(service_urls: ServiceAddresses, name: str, modules: tuple[Any, ...
         secret_key=SECRET,
         **{"rate_limits_enabled": False} | settings,
     )
-    before = (db._State.engine, db._State.sessions)
+    before = (db._State.engine, db._State.sessions, db._State.reading_sessions)
     app = create_app(config, resource_modules=modules)
     engine = db.require_engine()
     migrate(engine, secret_key=SECRET)
     users.configure(config)
     yield app
     engine.dispose()
-    db._State.engine, db._State.sessions = before
+    db._State.engine, db._State.sessions, db._State.reading_sessions = before
 
 
 def forget_everything() -> None:

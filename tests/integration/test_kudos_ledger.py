@@ -65,14 +65,14 @@ def ledger(service_urls: ServiceAddresses) -> Iterator[Config]:
         secret_key="salt of the tests",
         kudos_trust_threshold=TRUST_THRESHOLD,
     )
-    before = (db._State.engine, db._State.sessions)
+    before = (db._State.engine, db._State.sessions, db._State.reading_sessions)
     engine = db.connect(config)
     redis_ctrl.connect(config)
     migrate(engine, secret_key=config.secret_key)
     kudos.configure(config)
     yield config
     engine.dispose()
-    db._State.engine, db._State.sessions = before
+    db._State.engine, db._State.sessions, db._State.reading_sessions = before
 
 
 @pytest.fixture(autouse=True)

@@ -67,13 +67,13 @@ def config(service_urls: ServiceAddresses) -> Config:
 @pytest.fixture(scope="module")
 def application(config: Config) -> Iterator[Any]:
     """The API on a migrated database."""
-    before = (db._State.engine, db._State.sessions)
+    before = (db._State.engine, db._State.sessions, db._State.reading_sessions)
     app = create_app(config)
     engine = db.require_engine()
     migrate(engine, secret_key=config.secret_key)
     yield app
     engine.dispose()
-    db._State.engine, db._State.sessions = before
+    db._State.engine, db._State.sessions, db._State.reading_sessions = before
 
 
 @pytest.fixture
@@ -691,7 +691,7 @@ def run(
     application: Any, config: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Callable[..., tuple[int, Any]]]:
     """Run a command of `horde` in this process: its exit code and the JSON on its stdout."""
-    connected = (db._State.engine, db._State.sessions)
+    connected = (db._State.engine, db._State.sessions, db._State.reading_sessions)
     monkeypatch.setenv("DATABASE_URL", config.database_url)
     monkeypatch.setenv("REDIS_URL", config.redis_url)
     monkeypatch.setenv("secret_key", config.secret_key)
@@ -700,7 +700,7 @@ def run(
         capsys.readouterr()
         code = command.main(arguments)
         db.disconnect()
-        db._State.engine, db._State.sessions = connected
+        db._State.engine, db._State.sessions, db._State.reading_sessions = connected
         redis_ctrl.connect(config)
         users.configure(config)
         printed = capsys.readouterr().out
