@@ -59,17 +59,33 @@ def wait_until(condition: Callable[[], object], seconds: float = WAIT_SECONDS, *
     return result
 
 
-def run_horde(environment: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a ``horde`` command to its end."""
-    command = [sys.executable, "-m", "horde.cli.main", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+class Commands:
+    """A process that runs ``horde`` commands for a test, as an operator on another host would."""
 
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        command = [sys.executable, "-m", "tests.acceptance._commands"]
+        self._process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
 
-def require_horde(environment: Mapping[str, str], *arguments: str) -> str:
-    """Run a ``horde`` command that has to succeed. Returns what it printed."""
-    done = run_horde(environment, *arguments)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    def run(self, *words: str) -> tuple[int, str]:
+        """Exit code and output of one command."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(words) + "\n")
+        self._process.stdin.flush()
+        answer = json.loads(self._process.stdout.readline())
+        return int(answer["code"]), str(answer["output"])
+
+    def require(self, *words: str) -> str:
+        """The output of a command that has to succeed."""
+        code, output = self.run(*words)
+        assert code == 0, output
+        return output
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate(timeout=STOP_SECONDS)
 
 
 class FailingServices:
@@ -335,26 +351,36 @@ class Horde:
     api: Api
     database: Database
     environment: Mapping[str, str]
+    commands: Commands
 
     @classmethod
     def build(cls, services: Mapping[str, str], folder: Path, **settings: str) -> Self:
-        """Migrate the database that ``services`` names; the API is not started yet."""
+        """On the services of these settings; nothing is started yet but the process for commands."""
         defaults = {"HORDE_ENVIRONMENT": "development", "HORDE_LOG_FORMAT": "json", **WITHOUT_LIMITS}
         environment = {**os.environ, **defaults, **services, **settings}
-        require_horde(environment, "db", "migrate")
-        return cls(Api(environment, folder), Database(services["DATABASE_URL"]), environment)
+        return cls(Api(environment, folder), Database(services["DATABASE_URL"]), environment, Commands(environment))
 
-    def create_account(self, name: str) -> Account:
-        """A trusted account with kudos that may have a thousand requests waiting."""
-        printed = require_horde(self.environment, "user", "create", "--username", name, "--trusted", "--kudos", "100000")
-        made = json.loads(printed)
+    def start(self) -> None:
+        """Migrate the database and start the API."""
+        self.commands.require("db", "migrate")
+        self.api.start()
+
+    def close(self) -> None:
+        """End all processes."""
+        self.api.close()
+        self.commands.close()
+
+    def create_account(self, name: str, *, is_trusted: bool = True) -> Account:
+        """An account with kudos that may have a thousand requests waiting."""
+        trust = ["--trusted"] if is_trusted else []
+        made = json.loads(self.commands.require("user", "create", "--username", name, "--kudos", "100000", *trust))
         self.database.rows("UPDATE users SET concurrency = %s WHERE id = %s", MANY_WAITING, made["id"])
         return Account(made["id"], made["alias"], made["api_key"])
 
     def audit(self) -> dict[str, Any]:
         """The report of ``horde kudos audit``, which has to find nothing."""
         wait_until(lambda: self.count_unfolded() == 0)
-        return dict(json.loads(require_horde(self.environment, "kudos", "audit")))
+        return dict(json.loads(self.commands.require("kudos", "audit")))
 
     def count_unfolded(self) -> int:
         """Postings that no balance shows yet."""
@@ -382,13 +408,8 @@ class Horde:
         )
 
     def clean_up(self) -> None:
-        """Run the leader's pass over stale jobs and expired requests now, as a host would that has just become the leader."""
-        program = (
-            "import os; from horde import db, redis_ctrl; from horde.config import Config; from horde.database import threads;"
-            "config = Config.from_environment(os.environ); db.connect(config); redis_ctrl.connect(config);"
-            "threads.check_waiting_prompts(); db.disconnect()"
-        )
-        subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=self.environment, check=True, timeout=60)
+        """Run the leader's pass over stale jobs and expired requests now."""
+        self.commands.require("clean-up")
 
 
 @contextlib.contextmanager
@@ -423,10 +444,10 @@ def running_horde(services: Mapping[str, str], folder: Path, **settings: str) ->
     """A horde with its API started."""
     horde = Horde.build(services, folder, **settings)
     try:
-        horde.api.start()
+        horde.start()
         yield horde
     finally:
-        horde.api.close()
+        horde.close()
 
 
 def build_shared_environment(addresses: ServiceAddresses, name: str) -> dict[str, str]:
