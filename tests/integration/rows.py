@@ -44,9 +44,11 @@ def own_horde(service_urls: ServiceAddresses, name: str, modules: tuple[Any, ...
     engine = db.require_engine()
     migrate(engine, secret_key=SECRET)
     users.configure(config)
-    yield app
-    engine.dispose()
-    db._State.engine, db._State.sessions, db._State.reading_sessions = before
+    try:
+        yield app
+    finally:
+        engine.dispose()
+        db._State.engine, db._State.sessions, db._State.reading_sessions = before
 
 
 def forget_everything() -> None:
