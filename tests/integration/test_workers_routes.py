@@ -184,7 +184,9 @@ def test_an_owner_may_be_shown_to_everybody(client: FlaskClient) -> None:
     assert get_details(client, make_worker(user_id))["owner"] == f"somebody#{user_id}"
 
 
-@pytest.mark.parametrize("path", ["not-an-id", "5e4f7a60-0000-4000-8000-000000000000", "name/nobody", "name/no/body", "name/%C3%A9%FF"])
+@pytest.mark.parametrize(
+    "path", ["not-an-id", "5e4f7a60-0000-4000-8000-000000000000", "name/nobody", "name/no/body", "name/%C3%A9%FF"]
+)
 def test_an_unknown_worker_is_not_found(client: FlaskClient, path: str) -> None:
     answer = client.get(f"/api/v2/workers/{path}")
     assert (answer.status_code, answer.json["rc"]) == (404, "WorkerNotFound")
