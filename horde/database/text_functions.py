@@ -40,6 +40,7 @@ from horde.classes.base.waiting_prompt import (
     REQUEST_TTL,
     WPAllowedWorkers,
     WPModels,
+    WPTrickedWorkers,
 )
 from horde.classes.base.worker import WORKER_ONLINE_SECONDS
 from horde.classes.kobold.queue_class import least_facts_of_class
@@ -410,6 +411,37 @@ def claim_next_request(session: Session, queue: ServableQueue, *, wanted: int, n
         return None
     request = TextWaitingPrompt(**{name: getattr(row, name) for name in _CLAIMED_COLUMNS})
     return ClaimedRequest(request=request, models=queue.models[row.queue_class], taken=row.taken, remaining=row.remaining)
+
+
+def show_request_to_paused(
+    session: Session, queue: ServableQueue, worker_id: UUID, *, wanted: int, now: datetime
+) -> ClaimedRequest | None:
+    """The best text request of another user for a paused worker's fake jobs; None when it has seen them all.
+
+    Nothing is taken from the request, and the worker is never shown it again. Its owner's own requests are claimed.
+    """
+    request, tricked = TextWaitingPrompt, WPTrickedWorkers
+    row = session.execute(
+        select(request.n, *(getattr(request, name) for name in _CLAIMED_COLUMNS))
+        .where(
+            is_live(request),
+            request.wp_type == TEXT_FAMILY,
+            ~request.is_chat,
+            request.expiry > now,
+            request.max_length <= queue.max_length,
+            request.max_context_length <= queue.max_context_length,
+            request.queue_class.in_(queue.classes),
+            request.user_id != queue.only_user_id,
+            ~exists().where(tricked.wp_id == request.id, tricked.worker_id == worker_id),
+        )
+        .order_by(get_rank(request).desc(), request.created, request.id)
+        .limit(1)
+    ).one_or_none()
+    if row is None:
+        return None
+    session.add(WPTrickedWorkers(wp_id=row.id, worker_id=worker_id))
+    copied = TextWaitingPrompt(**{name: getattr(row, name) for name in _CLAIMED_COLUMNS})
+    return ClaimedRequest(request=copied, models=queue.models[row.queue_class], taken=min(wanted, row.n), remaining=row.n)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -177,17 +177,24 @@ class Fault:
 
 
 def assign_jobs(
-    session: Session, claimed: ClaimedRequest, worker: TextWorker, models: Sequence[str], now: datetime
+    session: Session,
+    claimed: ClaimedRequest,
+    worker: TextWorker,
+    models: Sequence[str],
+    now: datetime,
+    *,
+    is_fake: bool = False,
 ) -> AssignedJobs:
     """Write a job row for each generation claimed, in the transaction of the claim.
 
-    The model is chosen once, from what this pop offers; on chat it is the model the worker declared.
+    The model is chosen once, from what this pop offers; on chat it is the model the worker declared. Fake jobs keep a
+    paused worker busy: they look the same and count for nothing.
     """
     model = _choose_model(claimed, worker, models)
     ids = tuple(uuid4() for _ in range(claimed.taken))
     ttl = TextProcessingGeneration.set_job_ttl()
     request = claimed.request
-    is_over = TextProcessingGeneration.is_over_capacity(
+    is_over = not is_fake and TextProcessingGeneration.is_over_capacity(
         is_chat=request.is_chat, max_length=request.max_length, speed=worker.speed
     )
     shared = {
@@ -198,7 +205,7 @@ def assign_jobs(
         "created": now,
         "cancelled": False,
         "faulted": False,
-        "fake": False,
+        "fake": is_fake,
         "censored": False,
         "job_ttl": ttl,
         "wp_id": request.id,

@@ -530,6 +530,53 @@ def test_a_worker_in_maintenance_serves_its_owner_alone(horde: TextHorde) -> Non
     assert get_request(own).n == 0
 
 
+# Fake jobs
+
+
+def test_a_paused_worker_gets_jobs_that_count_for_nothing(horde: TextHorde) -> None:
+    owner, key = make_user(UserRoleTypes.TRUSTED)
+    horde.take(key)
+    change_worker("a worker", paused=True)
+    request_id = horde.queue(params={"n": 3}, prompt="a stranger's")
+    forget_postings()
+    job = horde.take(key, amount=2)
+    assert (len(job["ids"]), job["payload"]["prompt"], job["ttl"], job["model"]) == (2, "a stranger's", 150, KNOWN)
+    assert get_request(request_id).n == 3
+    status = horde.status(request_id)
+    assert (status["processing"], status["waiting"], status["is_possible"]) == (0, 3, False)
+    assert horde.submit(key, job["ids"][0], "text").json["reward"] > 0
+    assert refused(horde.submit(key, job["ids"][0], "text")) == (400, "DuplicateGen")
+    assert horde.fault(key, job["ids"][1]).json == {"reward": 0.0}
+    assert list_postings(owner) == []
+    assert horde.status(request_id)["generations"] == []
+    assert get_request(request_id).n == 3
+
+
+def test_a_paused_worker_sees_each_request_once(horde: TextHorde, key: str) -> None:
+    horde.take(key)
+    change_worker("a worker", paused=True)
+    for prompt in ("first", "second"):
+        horde.queue(prompt=prompt)
+    assert [horde.take(key)["payload"].get("prompt") for _ in range(3)] == ["first", "second", None]
+
+
+def test_a_paused_worker_serves_its_owner_for_real(horde: TextHorde) -> None:
+    _, key = make_user()
+    horde.take(key)
+    change_worker("a worker", paused=True)
+    horde.queue(make_user(kudos=10_000)[1], prompt="a stranger's")
+    request_id = horde.queue(key, prompt="my own")
+    assert horde.take(key)["payload"]["prompt"] == "my own"
+    assert horde.status(request_id)["processing"] == 1
+
+
+def test_a_paused_worker_in_maintenance_is_told_of_its_maintenance(horde: TextHorde, key: str) -> None:
+    horde.take(key)
+    change_worker("a worker", paused=True, maintenance=True)
+    horde.queue()
+    assert refused(horde.pop(key)) == (403, "WorkerMaintenance")
+
+
 # Order
 
 

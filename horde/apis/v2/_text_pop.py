@@ -41,7 +41,12 @@ from horde.database.addresses import check_address_timeout, check_worker_address
 from horde.database.functions import find_named_text_worker, note_text_workers_changed
 from horde.database.kudos import append_movements
 from horde.database.stats import HordeModes, get_horde_modes
-from horde.database.text_functions import ServableQueue, claim_next_request, get_sorted_text_wp_filtered_to_worker
+from horde.database.text_functions import (
+    ServableQueue,
+    claim_next_request,
+    get_sorted_text_wp_filtered_to_worker,
+    show_request_to_paused,
+)
 from horde.database.text_jobs import AssignedJobs, assign_jobs
 from horde.database.users import Caller
 from horde.database.workers import is_profane
@@ -396,11 +401,17 @@ def build_idle_pop(queue: ServableQueue) -> PoppedJobs:
 def take_jobs(
     session: Session, worker: TextWorker, queue: ServableQueue, models: Sequence[str], *, amount: int, now: datetime
 ) -> PoppedJobs:
-    """Claim a request and write its jobs, in the caller's transaction; without one, the body of an idle pop."""
+    """Claim a request and write its jobs, in the caller's transaction; without one, the body of an idle pop.
+
+    A paused worker gets jobs of its owner, else fakes, so that whoever runs it does not learn that it is paused.
+    """
     claimed = claim_next_request(session, queue, wanted=amount, now=now)
+    is_fake = claimed is None and worker.paused and not worker.maintenance
+    if is_fake:
+        claimed = show_request_to_paused(session, queue, worker.id, wanted=amount, now=now)
     if claimed is None:
         return build_idle_pop(queue)
-    jobs = assign_jobs(session, claimed, worker, models, now)
+    jobs = assign_jobs(session, claimed, worker, models, now, is_fake=is_fake)
     request = claimed.request
     waited = max(0.0, (now - request.created).total_seconds())
     kind = "shared_key" if request.sharedkey_id else ("anonymous" if request.user_id == 0 else "registered")
@@ -411,7 +422,8 @@ def take_jobs(
             waited, {"horde.requester": kind, "horde.chat": request.is_chat, "horde.requested_bucket": bucket}
         )
 
-    after_commit(session, count)
+    if not is_fake:
+        after_commit(session, count)
     return PoppedJobs(jobs=jobs, payload=request.get_pop_payload(), is_chat=request.is_chat, skipped=queue.skipped)
 
 
