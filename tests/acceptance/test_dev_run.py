@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""``dev.py run`` and ``stop`` as a newcomer types them: two stacks side by side, stopped and started again."""
+"""``dev.py run`` and ``stop`` as a newcomer types them: from a clone, and two stacks side by side."""
 
 import json
+import os
+import shlex
+import shutil
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,3 +75,57 @@ def test_two_stacks_run_side_by_side_and_start_again(states: list[Path], tiny_ba
     again, _ = start(states[0], "--no-worker")
     assert again["key"] == first["key"]
     assert get(f"{again['api_url']}/v2/find_user", again["key"])["username"] == first["user"]
+
+
+CLONE_SECONDS = 600  # without a cache of packages they are downloaded
+# Of this run and its environment, which a newcomer has not.
+OUR_VARIABLES = ("VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME", "PYTHON_DOTENV_DISABLED", "PYDANTIC_DISABLE_PLUGINS")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="nothing to clone")
+@pytest.mark.skipif(not all(map(shutil.which, ("git", "curl", "python3"))), reason="a newcomer has git, curl and python3")
+def test_a_clone_answers_its_printed_request_and_leaves_nothing_running(tmp_path: Path) -> None:
+    clone, port = tmp_path / "clone", find_free_ports(1)[0]
+    subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True, timeout=SECONDS)
+    environment = {name: value for name, value in os.environ.items() if name not in OUR_VARIABLES}
+    environment["PATH"] = os.pathsep.join(
+        folder for folder in environment["PATH"].split(os.pathsep) if Path(folder) != Path(sys.executable).parent
+    )
+
+    def run(*words: str) -> str:
+        done = subprocess.run(
+            words, cwd=clone, env=environment, capture_output=True, text=True, timeout=CLONE_SECONDS, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    state = clone / ".dev" / "state"
+    try:
+        said = run("python3", "dev.py", "run", "--detach", "--port", str(port), "--state", str(state))
+        processes = json.loads((state / "run.json").read_text())["processes"]
+        ask, follow = [line.strip() for line in said.splitlines() if line.strip().startswith("curl ")]
+        accepted = json.loads(run("sh", "-c", ask))
+        deadline = time.monotonic() + SECONDS
+        while not (status := json.loads(run("sh", "-c", follow.replace("ID", shlex.quote(accepted["id"])))))["done"]:
+            assert time.monotonic() < deadline, status
+            time.sleep(0.5)
+        assert status["generations"][0]["text"]
+    finally:
+        run("python3", "dev.py", "stop", "--state", str(state))
+        Services(state, {}).remove()
+    assert [name for name, pid in processes.items() if read_start_stamp(pid) is not None] == []
+    assert find_processes_of(clone) == []
+
+
+def find_processes_of(folder: Path) -> list[str]:
+    """Command lines of running processes that name a folder (where the system tells)."""
+    lines = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().decode(errors="replace").split("\0")
+        except OSError:  # it has just ended
+            continue
+        if any(str(folder) in word for word in words):
+            lines.append(" ".join(words))
+    return lines
