@@ -9,7 +9,7 @@ from flask import Flask
 from sqlalchemy import event, select, text, update
 
 from devtools.services import ServiceAddresses
-from horde import db
+from horde import db, redis_ctrl
 from horde.classes.base.stats import HordeSettings
 from horde.classes.base.user import User, UserRoleTypes
 from horde.classes.base.waiting_prompt import WaitingPrompt
@@ -43,7 +43,7 @@ from tests.integration.text_horde import (
     start_clean,
 )
 
-NOTHING = {
+NOTHING: dict[str, Any] = {
     "payload": {
         "max_context_length": 2048,
         "max_length": 80,
@@ -176,7 +176,8 @@ def test_a_hostile_body_is_refused(horde: TextHorde, key: str, body: bytes) -> N
 
 
 def test_unknown_keys_nulls_and_whole_numbers_with_a_point_are_taken(horde: TextHorde, key: str) -> None:
-    body = {"threads": None, "max_length": 512.0, "amount": 1.0, "softprompts": None, "priority_usernames": None, "nsfw": None,
+    body: dict[str, Any] = {"threads": None, "max_length": 512.0, "amount": 1.0, "softprompts": None,
+            "priority_usernames": None, "nsfw": None,
             "blacklist": ["x"], "require_upfront_kudos": False, "allow_unsafe_ipaddr": True, "quiet": 1}  # fmt: skip
     horde.take(key, **body)
     assert get_text_worker().max_length == 512
@@ -251,7 +252,7 @@ def test_refusals_come_in_the_published_order(horde: TextHorde) -> None:
 
 
 def forget_timeouts() -> None:
-    addresses.redis_ctrl.call(addresses.redis_ctrl.address_timeout_db, lambda client: client.flushdb())
+    redis_ctrl.call(redis_ctrl.address_timeout_db, lambda client: client.flushdb())
 
 
 # New workers
@@ -510,7 +511,7 @@ def test_requests_that_are_not_waiting_are_never_handed_out(horde: TextHorde, ke
 def test_a_worker_that_declines_text_jobs_gets_none(horde: TextHorde, key: str) -> None:
     horde.queue()
     limits = {"max_length": 512, "max_context_length": 4096}
-    declared = {"chat_jobs": True, "prompt_jobs": False, "model_id": KNOWN, "chat_limits": limits}
+    declared: dict[str, Any] = {"chat_jobs": True, "prompt_jobs": False, "model_id": KNOWN, "chat_limits": limits}
     assert horde.take(key, **declared)["id"] is None
 
 

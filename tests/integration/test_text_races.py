@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -13,7 +14,6 @@ from flask import Flask
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import select, text
-from werkzeug.test import TestResponse
 
 from devtools.services import ServiceAddresses
 from horde.classes.base.stats import TextGenStatistic
@@ -67,11 +67,11 @@ def keys(app: Flask) -> list[str]:
     return [make_user(UserRoleTypes.TRUSTED)[1] for _ in range(8)]
 
 
-def at_once(*calls: Callable[[], TestResponse]) -> list[TestResponse]:
+def at_once(*calls: Callable[[], Any]) -> list[Any]:
     """The answers of calls that start together, in the order of the calls."""
     barrier = Barrier(len(calls))
 
-    def run(call: Callable[[], TestResponse]) -> TestResponse:
+    def run(call: Callable[[], Any]) -> Any:
         barrier.wait(30)
         return call()
 
@@ -92,8 +92,8 @@ def enlist(horde: TextHorde, keys: Sequence[str]) -> None:
         horde.take(key, name)
 
 
-def pops(horde: TextHorde, keys: Sequence[str]) -> list[Callable[[], TestResponse]]:
-    return [lambda key=key, name=name: horde.pop(key, name) for key, name in names(keys)]  # type: ignore[misc]
+def pops(horde: TextHorde, keys: Sequence[str]) -> list[Callable[[], Any]]:
+    return [lambda key=key, name=name: horde.pop(key, name) for key, name in names(keys)]
 
 
 def list_jobs(request_id: str) -> list[TextProcessingGeneration]:
@@ -141,7 +141,7 @@ def test_two_submits_of_a_reply_pay_once(horde: TextHorde) -> None:
         forget_postings()
         answers = at_once(
             *[lambda number=number, job_id=job_id: horde.submit(key, job_id, f"reply {number}") for number in range(4)]
-        )  # type: ignore[misc]
+        )
         assert sorted(answer.status_code for answer in answers) == [200, 400, 400, 400]
         assert {answer.json["rc"] for answer in answers if answer.status_code == 400} == {"DuplicateGen"}
         winner = next(number for number, answer in enumerate(answers) if answer.status_code == 200)
@@ -185,7 +185,7 @@ def test_faults_of_many_jobs_at_once_cross_the_limit_once(horde: TextHorde, keys
     change_worker("a worker", speed=10.0)
     request_id = horde.queue(asks, params={"n": 4}, slow_workers=False)
     jobs = horde.take(key, amount=4)["ids"]
-    at_once(*[lambda job_id=job_id: horde.fault(key, job_id) for job_id in jobs])  # type: ignore[misc]
+    at_once(*[lambda job_id=job_id: horde.fault(key, job_id) for job_id in jobs])
     row = get_request(request_id)
     assert (row.faulted, row.terminal_outcome, row.n) == (True, "faulted", 3)
     assert require_worker("a worker").aborted_jobs == 4
@@ -228,7 +228,7 @@ def test_the_last_replies_at_once_end_the_request_and_its_hold(horde: TextHorde,
     for _ in range(ROUNDS):
         request_id = horde.queue(asks, params={"n": 4}, slow_workers=False)
         jobs = horde.take(key, amount=4)["ids"]
-        answers = at_once(*[lambda job_id=job_id: horde.submit(key, job_id) for job_id in jobs])  # type: ignore[misc]
+        answers = at_once(*[lambda job_id=job_id: horde.submit(key, job_id) for job_id in jobs])
         assert [answer.status_code for answer in answers] == [200] * 4
         assert get_request(request_id).terminal_outcome == "completed"
         assert horde.status(request_id)["finished"] == 4
@@ -250,7 +250,7 @@ def list_every_job() -> list[TextProcessingGeneration]:
 
 
 def test_first_pops_of_two_owners_with_one_name_make_one_worker(horde: TextHorde, keys: list[str]) -> None:
-    answers = at_once(*[lambda key=key: horde.pop(key, "popular") for key in keys[:4]])  # type: ignore[misc]
+    answers = at_once(*[lambda key=key: horde.pop(key, "popular") for key in keys[:4]])
     assert sorted(answer.status_code for answer in answers) == [200, 403, 403, 403]
     assert {answer.json["rc"] for answer in answers if answer.status_code == 403} == {"WrongCredentials"}
 

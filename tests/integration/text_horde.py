@@ -10,7 +10,6 @@ from uuid import UUID, uuid4
 
 from flask import Flask
 from sqlalchemy import func, select, update
-from werkzeug.test import TestResponse
 
 from devtools.services import ServiceAddresses
 from horde import redis_ctrl
@@ -50,12 +49,12 @@ STATUS_KEYS = {
 
 
 class TextHorde:
-    """The text routes of an application; every method answers with the response of the call."""
+    """The text routes of an application; `Any` is the response of the call, whose body a test may look into as it is."""
 
     def __init__(self, app: Flask) -> None:
         self.app = app
 
-    def post(self, path: str, body: Any, key: str | None = ANONYMOUS_KEY, **headers: str) -> TestResponse:
+    def post(self, path: str, body: Any, key: str | None = ANONYMOUS_KEY, **headers: str) -> Any:
         sent = headers if key is None else {"apikey": key, **headers}
         address = sent.pop("address", "127.0.0.1")
         options: dict[str, Any] = {"data": body, "content_type": "application/json"}
@@ -65,7 +64,7 @@ class TextHorde:
             f"/api/v2/generate/text/{path}", headers=sent, environ_base={"REMOTE_ADDR": address}, **options
         )
 
-    def ask(self, key: str | None = ANONYMOUS_KEY, headers: dict[str, str] | None = None, **body: Any) -> TestResponse:
+    def ask(self, key: str | None = ANONYMOUS_KEY, headers: dict[str, str] | None = None, **body: Any) -> Any:
         """Queue a request; keyword arguments are body keys beside a prompt."""
         return self.post("async", {"prompt": "Once upon a time", **body}, key, **(headers or {}))
 
@@ -73,10 +72,9 @@ class TextHorde:
         """The id of a request that was accepted."""
         answer = self.ask(key, **body)
         assert answer.status_code == 202, answer.json
-        assert answer.json is not None
         return str(answer.json["id"])
 
-    def pop(self, key: str, name: str = "a worker", headers: dict[str, str] | None = None, **body: Any) -> TestResponse:
+    def pop(self, key: str, name: str = "a worker", headers: dict[str, str] | None = None, **body: Any) -> Any:
         """A worker's pop with a generous declaration."""
         declared = {"name": name, "models": [KNOWN], "max_length": 512, "max_context_length": 4096, "bridge_agent": KCPP_AGENT}
         return self.post("pop", declared | body, key, **(headers or {}))
@@ -94,10 +92,10 @@ class TextHorde:
         assert job["id"] is not None, job
         return str(job["id"])
 
-    def submit(self, key: str, job_id: str, generation: str = "and so on", **body: Any) -> TestResponse:
+    def submit(self, key: str, job_id: str, generation: str = "and so on", **body: Any) -> Any:
         return self.post("submit", {"id": job_id, "generation": generation, "state": "ok"} | body, key)
 
-    def fault(self, key: str, job_id: str) -> TestResponse:
+    def fault(self, key: str, job_id: str) -> Any:
         return self.submit(key, job_id, "faulted", state="faulted", seed=-1)
 
     def status(self, request_id: str) -> dict[str, Any]:
@@ -107,7 +105,7 @@ class TextHorde:
         assert isinstance(answer.json, dict)
         return answer.json
 
-    def cancel(self, request_id: str) -> TestResponse:
+    def cancel(self, request_id: str) -> Any:
         return self.app.test_client().delete(f"/api/v2/generate/text/status/{request_id}")
 
 
@@ -133,7 +131,7 @@ def forget_copies() -> None:
     text_queue.forget_queue_snapshot()
 
 
-def refused(answer: TestResponse) -> tuple[int, str | None]:
+def refused(answer: Any) -> tuple[int, str | None]:
     """(status, rc) of a refusal, whose body is JSON with a message."""
     assert answer.content_type.startswith("application/json"), answer.data
     assert isinstance(answer.json, dict)
