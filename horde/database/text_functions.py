@@ -2,6 +2,7 @@
 """The text queue: what a worker may take, the claim, and who serves a chat model."""
 
 import threading
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -57,6 +58,7 @@ from horde.db import table_of
 
 CANDIDATES_PER_CLASS = 20  # enough that workers popping at once each find an unlocked row
 MAX_CACHED_CLASSES = 10_000
+MANY_CLASSES = 200
 TEXT_FAMILY = "text"
 
 requests = table_of(TextWaitingPrompt)
@@ -81,19 +83,28 @@ _SCAN_CLASSES = text(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServableQueue:
-    """What of the queue a worker may take: class by class, with the bounds the claim compares row by row."""
+class ServableClass:
+    """A class of requests that a worker may take, with the bounds the claim compares row by row; lengths are tokens."""
 
-    classes: tuple[int, ...]
+    number: int
+    models: tuple[str, ...]  # as its requests list them
     max_length: int
     max_context_length: int
-    chat_max_length: int
-    chat_max_context_length: int
-    lease_capacity: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServableQueue:
+    """What of the queue a worker may take, class by class."""
+
+    classes: tuple[ServableClass, ...]
+    lease_capacity: float  # tokens of a chat job that the worker finishes in time
     only_user_id: int | None  # a worker in maintenance serves its owner alone
     priority_user_ids: tuple[int, ...]
-    models: dict[int, tuple[str, ...]]  # of each class, as its requests list them
     skipped: dict[str, int] = field(default_factory=dict)
+
+    def get_models(self, queue_class: int) -> tuple[str, ...]:
+        """The models that requests of one of its classes list."""
+        return next(servable.models for servable in self.classes if servable.number == queue_class)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,9 +159,30 @@ def text_wp_speed_gate_clause(request: Any, lease_capacity: ColumnElement[float]
     return or_(~request.is_chat, request.max_length <= lease_capacity)
 
 
+class _ClassList:
+    """The classes as last read, believed for a while only where there are so many that reading them costs milliseconds."""
+
+    def __init__(self) -> None:
+        self.classes: list[int] = []
+        self.believed_until = float("-inf")
+
+    def remember(self, classes: list[int], seconds_to_read: float) -> None:
+        if len(classes) >= MANY_CLASSES:
+            self.classes = classes
+            self.believed_until = time.monotonic() + 10 * seconds_to_read  # so that reading takes a tenth of the time at most
+
+
+_class_list = _ClassList()
+
+
 def list_queue_classes(session: Session) -> list[int]:
     """Every class with a waiting request; its cost grows with the classes, not with the requests."""
-    return list(session.execute(_SCAN_CLASSES).scalars())
+    started = time.monotonic()
+    if started < _class_list.believed_until:
+        return _class_list.classes
+    classes = list(session.execute(_SCAN_CLASSES).scalars())
+    _class_list.remember(classes, time.monotonic() - started)
+    return classes
 
 
 def get_queue_class_facts(session: Session, queue_classes: Sequence[int]) -> dict[int, TextRequestFacts]:
@@ -256,7 +288,7 @@ def get_sorted_text_wp_filtered_to_worker(
     class; `claim_next_request` compares the lengths of each row and takes them in queue order.
     """
     only_user_id = worker.user_id if worker.maintenance or worker.paused else None
-    servable: dict[int, tuple[str, ...]] = {}
+    servable: list[ServableClass] = []
     skipped: Counter[SkipReason] = Counter()
     for queue_class, facts in get_queue_class_facts(session, list_queue_classes(session)).items():
         judged = least_facts_of_class(facts)
@@ -264,21 +296,24 @@ def get_sorted_text_wp_filtered_to_worker(
             judged = replace(judged, user_id=only_user_id)  # whose it is, the claim compares row by row
         refusal = worker.can_generate_with_eligibility_inputs(judged, chat_inputs if facts.is_chat else inputs)
         if refusal is None:
-            servable[queue_class] = facts.models
+            servable.append(_build_servable_class(queue_class, facts, worker))
         else:
             skipped[refusal.reason] += 1
     return ServableQueue(
         classes=tuple(servable),
-        max_length=worker.max_length,
-        max_context_length=worker.max_context_length,
-        chat_max_length=worker.chat_max_length or 0,
-        chat_max_context_length=worker.chat_max_context_length or 0,
         lease_capacity=get_text_worker_lease_capacity(worker.speed),
         only_user_id=only_user_id,
         priority_user_ids=(worker.user_id, *priority_user_ids),
-        models=servable,
         skipped={reason.value: count for reason, count in skipped.items() if reason in REPORTED_SKIP_REASONS},
     )
+
+
+def _build_servable_class(number: int, facts: TextRequestFacts, worker: TextWorker) -> ServableClass:
+    if facts.is_chat:
+        max_length, max_context_length = worker.chat_max_length or 0, worker.chat_max_context_length or 0
+    else:
+        max_length, max_context_length = worker.max_length, worker.max_context_length
+    return ServableClass(number=number, models=facts.models, max_length=max_length, max_context_length=max_context_length)
 
 
 _CLAIMED_COLUMNS = (
@@ -300,39 +335,41 @@ _CLAIMED_COLUMNS = (
 def _build_claim(*, skips_locked: bool) -> Any:
     """The claim as one statement, built once: candidates unlocked in queue order, one of them locked and taken."""
     waiting = requests.alias("waiting").c
-    classes = (
-        func.unnest(cast(bindparam("pop_classes"), ARRAY(BigInteger)))
-        .table_valued(column("queue_class", BigInteger), name="servable")
+    servable = (
+        func.unnest(
+            cast(bindparam("pop_classes"), ARRAY(BigInteger)),
+            cast(bindparam("pop_max_lengths"), ARRAY(Integer)),
+            cast(bindparam("pop_max_context_lengths"), ARRAY(Integer)),
+        )
+        .table_valued(
+            column("queue_class", BigInteger),
+            column("max_length", Integer),
+            column("max_context_length", Integer),
+            name="servable",
+        )
         .render_derived()
     )
     rank = get_rank(waiting)
     is_allowed = and_(
         is_live(waiting),
         waiting.wp_type == TEXT_FAMILY,
-        waiting.expiry > bindparam("pop_now"),
-        waiting.max_length
-        <= case(
-            (waiting.is_chat, bindparam("pop_chat_max_length", type_=Integer)), else_=bindparam("pop_max_length", type_=Integer)
-        ),
-        waiting.max_context_length
-        <= case(
-            (waiting.is_chat, bindparam("pop_chat_max_context_length", type_=Integer)),
-            else_=bindparam("pop_max_context_length", type_=Integer),
-        ),
+        waiting.queue_class == servable.c.queue_class,
+        waiting.max_length <= servable.c.max_length,  # both lengths are in the index: rows too long cost no visit
+        waiting.max_context_length <= servable.c.max_context_length,
+        waiting.expiry > bindparam("pop_now", type_=DateTime),
         text_wp_speed_gate_clause(waiting, bindparam("pop_lease_capacity", type_=Float)),
     )
     only_user_id = cast(bindparam("pop_only_user_id"), Integer)
-    order = (rank.desc(), waiting.created, waiting.id)
     of_each_class = (
         select(waiting.id, rank.label("rank"), waiting.created)
-        .where(is_allowed, waiting.queue_class == classes.c.queue_class, only_user_id.is_(None))
-        .order_by(*order)
+        .where(is_allowed, only_user_id.is_(None))
+        .order_by(rank.desc(), waiting.created, waiting.id)
         .limit(CANDIDATES_PER_CLASS)
         .lateral("of_each_class")
     )
     general = (
         select(literal(0).label("is_priority"), of_each_class.c.id, of_each_class.c.rank, of_each_class.c.created)
-        .select_from(classes)
+        .select_from(servable)
         .join(of_each_class, true())
         .order_by(of_each_class.c.rank.desc(), of_each_class.c.created, of_each_class.c.id)
         .limit(CANDIDATES_PER_CLASS)
@@ -343,7 +380,6 @@ def _build_claim(*, skips_locked: bool) -> Any:
             is_allowed,
             or_(only_user_id.is_(None), waiting.user_id == only_user_id),
             waiting.user_id == any_(cast(bindparam("pop_priority_user_ids"), ARRAY(Integer))),
-            waiting.queue_class == any_(cast(bindparam("pop_classes"), ARRAY(BigInteger))),
         )
         .order_by(rank.desc())
         .limit(CANDIDATES_PER_CLASS)
@@ -394,12 +430,10 @@ def claim_next_request(session: Session, queue: ServableQueue, *, wanted: int, n
     if not queue.classes:
         return None
     values = {
-        "pop_classes": list(queue.classes),
+        "pop_classes": [servable.number for servable in queue.classes],
+        "pop_max_lengths": [servable.max_length for servable in queue.classes],
+        "pop_max_context_lengths": [servable.max_context_length for servable in queue.classes],
         "pop_now": now,
-        "pop_max_length": queue.max_length,
-        "pop_max_context_length": queue.max_context_length,
-        "pop_chat_max_length": queue.chat_max_length,
-        "pop_chat_max_context_length": queue.chat_max_context_length,
         "pop_lease_capacity": queue.lease_capacity,
         "pop_only_user_id": queue.only_user_id,
         "pop_priority_user_ids": list(queue.priority_user_ids),
@@ -410,11 +444,11 @@ def claim_next_request(session: Session, queue: ServableQueue, *, wanted: int, n
     if row is None:
         return None
     request = TextWaitingPrompt(**{name: getattr(row, name) for name in _CLAIMED_COLUMNS})
-    return ClaimedRequest(request=request, models=queue.models[row.queue_class], taken=row.taken, remaining=row.remaining)
+    return ClaimedRequest(request=request, models=queue.get_models(row.queue_class), taken=row.taken, remaining=row.remaining)
 
 
 def show_request_to_paused(
-    session: Session, queue: ServableQueue, worker_id: UUID, *, wanted: int, now: datetime
+    session: Session, queue: ServableQueue, worker: TextWorker, *, wanted: int, now: datetime
 ) -> ClaimedRequest | None:
     """The best text request of another user for a paused worker's fake jobs; None when it has seen them all.
 
@@ -428,20 +462,20 @@ def show_request_to_paused(
             request.wp_type == TEXT_FAMILY,
             ~request.is_chat,
             request.expiry > now,
-            request.max_length <= queue.max_length,
-            request.max_context_length <= queue.max_context_length,
-            request.queue_class.in_(queue.classes),
+            request.max_length <= worker.max_length,
+            request.max_context_length <= worker.max_context_length,
+            request.queue_class.in_([servable.number for servable in queue.classes]),
             request.user_id != queue.only_user_id,
-            ~exists().where(tricked.wp_id == request.id, tricked.worker_id == worker_id),
+            ~exists().where(tricked.wp_id == request.id, tricked.worker_id == worker.id),
         )
         .order_by(get_rank(request).desc(), request.created, request.id)
         .limit(1)
     ).one_or_none()
     if row is None:
         return None
-    session.add(WPTrickedWorkers(wp_id=row.id, worker_id=worker_id))
+    session.add(WPTrickedWorkers(wp_id=row.id, worker_id=worker.id))
     copied = TextWaitingPrompt(**{name: getattr(row, name) for name in _CLAIMED_COLUMNS})
-    return ClaimedRequest(request=copied, models=queue.models[row.queue_class], taken=min(wanted, row.n), remaining=row.n)
+    return ClaimedRequest(request=copied, models=queue.get_models(row.queue_class), taken=min(wanted, row.n), remaining=row.n)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

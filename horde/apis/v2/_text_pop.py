@@ -408,7 +408,7 @@ def take_jobs(
     claimed = claim_next_request(session, queue, wanted=amount, now=now)
     is_fake = claimed is None and worker.paused and not worker.maintenance
     if is_fake:
-        claimed = show_request_to_paused(session, queue, worker.id, wanted=amount, now=now)
+        claimed = show_request_to_paused(session, queue, worker, wanted=amount, now=now)
     if claimed is None:
         return build_idle_pop(queue)
     jobs = assign_jobs(session, claimed, worker, models, now, is_fake=is_fake)

@@ -174,13 +174,4 @@ Index(
     WaitingPrompt.created,
     postgresql_where=LIVE,
 )
-Index(
-    "ix_waiting_prompts_queue_class",
-    WaitingPrompt.wp_type,
-    WaitingPrompt.queue_class,
-    Grouping(QUEUE_RANK).desc(),  # an index takes an expression in brackets only
-    WaitingPrompt.created,
-    WaitingPrompt.id,
-    postgresql_where=LIVE,
-)
 Index("ix_waiting_prompts_queue_user", WaitingPrompt.user_id, Grouping(QUEUE_RANK).desc(), postgresql_where=LIVE)

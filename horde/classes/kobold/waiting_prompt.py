@@ -12,8 +12,9 @@ from uuid import UUID
 from sqlalchemy import CHAR, Boolean, DateTime, Float, Index, Integer, String, Text, Uuid, bindparam, func, update
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import Mapped, Session, mapped_column
+from sqlalchemy.sql.elements import Grouping
 
-from horde.classes.base.waiting_prompt import TerminalOutcome, WaitingPrompt
+from horde.classes.base.waiting_prompt import LIVE, QUEUE_RANK, TerminalOutcome, WaitingPrompt
 from horde.classes.kobold.chat_request import (
     CHAT_WORKER_FAULT_MESSAGES,
     MAX_CHAT_FAULT_REASON_LENGTH,
@@ -234,6 +235,19 @@ def _write_fault(session: Session, wp_id: UUID, message: str, rc: ReturnCode) ->
     )
 
 
+# The queue as a pop reads it: class by class, each in queue order. The lengths come last, so that rows too long for a
+# worker are passed over inside the index.
+Index(
+    "ix_waiting_prompts_queue_class",
+    TextWaitingPrompt.wp_type,
+    TextWaitingPrompt.queue_class,
+    Grouping(QUEUE_RANK).desc(),  # an index takes an expression in brackets only
+    TextWaitingPrompt.created,
+    TextWaitingPrompt.id,
+    TextWaitingPrompt.max_length,
+    TextWaitingPrompt.max_context_length,
+    postgresql_where=LIVE,
+)
 Index(
     "ix_waiting_prompts_user_operation_key",
     TextWaitingPrompt.user_id,
