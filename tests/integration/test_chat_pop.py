@@ -1,23 +1,33 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """Popping chat jobs: what a worker declares, who gets what, and what the job carries."""
 
+import logging
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
-from sqlalchemy import func, select, update
+from sqlalchemy import Float, func, literal, select, update
 
 from devtools.services import ServiceAddresses
 from horde.classes.base.worker import Worker
-from horde.classes.kobold.worker import TextWorker
+from horde.classes.kobold.processing_generation import TextProcessingGeneration
+from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
+from horde.classes.kobold.worker import (
+    EligibilityInputs,
+    TextRequestFacts,
+    TextWorker,
+    get_text_worker_lease_capacity,
+)
 from horde.clock import utcnow
+from horde.database import threads
+from horde.database.text_functions import text_wp_speed_gate_clause
 from horde.db import transaction
 from horde.model_reference import list_text_model_names
 from tests.integration._fake_chat_worker import MODEL, ChatHorde, build_pop_body, build_tool, chat_horde, start_anew
 from tests.integration.instruments import Counting
-from tests.integration.rows import find_job_row, find_request, make_user
+from tests.integration.rows import find_job_row, find_request, make_request, make_user
 
 KNOWN_MODEL = list_text_model_names()[0]
 TOOL_FEATURES = ["tools", "tool_choice_enforced", "prompt_overflow_refused"]
@@ -453,3 +463,68 @@ def test_no_worker_row_is_made_by_a_body_that_is_no_pop(horde: ChatHorde) -> Non
     assert (answer.status_code, answer.json["rc"]) == (400, "ChatDeclarationInvalid")
     with transaction() as session:
         assert session.scalar(select(func.count()).select_from(Worker)) == 0
+
+
+@pytest.mark.parametrize("speed", [0.1, 1.0, 3.99, 4.0, 8.53, 10.0, 50.0])
+def test_the_speed_gate_of_the_queue_is_that_of_the_rules(horde: ChatHorde, speed: float) -> None:
+    lengths = (16, 480, 481, 1023, 1024, 1200, 1201, 6000, 6001)
+    ids = {
+        make_request(horde.requester_id, (MODEL,), is_chat=is_chat, messages=[], max_length=length): (is_chat, length)
+        for length in lengths
+        for is_chat in (True, False)
+    }
+    gate = text_wp_speed_gate_clause(TextWaitingPrompt, literal(get_text_worker_lease_capacity(speed), Float))
+    with transaction() as session:
+        offered = set(session.scalars(select(TextWaitingPrompt.id).where(gate)))
+    worker = TextWorker(
+        id=uuid4(),
+        user_id=horde.owner_id,
+        speed=speed,
+        paused=False,
+        maintenance=False,
+        last_check_in=utcnow(),
+        accepts_chat_jobs=True,
+        accepts_prompt_jobs=True,
+        chat_model_id=MODEL,
+        chat_max_length=16384,
+        chat_max_context_length=16384,
+        max_length=16384,
+        max_context_length=16384,
+    )
+    inputs = EligibilityInputs(
+        models=frozenset({MODEL}), owner_trusted=True, validated_backends=(), minimum_speed=0, now=utcnow()
+    )
+    for request_id, (is_chat, length) in ids.items():
+        facts = TextRequestFacts(user_id=1, is_chat=is_chat, models=(MODEL,), max_length=length, max_context_length=2048)
+        assert (request_id in offered) == (worker.can_generate_with_eligibility_inputs(facts, inputs) is None)
+
+
+def test_an_aborted_job_over_capacity_is_counted(horde: ChatHorde) -> None:
+    horde.take_nothing(max_length=1000)
+    set_worker(speed=4.0)
+    horde.post("/generate/text/async", {"prompt": "Once", "models": [MODEL], "params": {"max_length": 600}}, horde.requester_key)
+    horde.take(max_length=1000)
+    with transaction() as session:
+        session.execute(update(TextProcessingGeneration).values(start_time=utcnow() - timedelta(minutes=5)))
+    outcomes, aborts = Counting("horde.text.gate_shadow.outcomes"), Counting("horde.text.stale_aborts")
+    threads.check_waiting_prompts()
+    attributes = {"horde.worker_trusted": True, "horde.size_bucket": "513-1024", "horde.outcome": "aborted"}
+    assert outcomes.read() == [(attributes, 1)]
+    assert aborts.read() == [({"horde.worker_trusted": True, "horde.chat": False}, 1)]
+
+
+def test_an_assignment_over_capacity_is_logged_by_its_ids(horde: ChatHorde, caplog: pytest.LogCaptureFixture) -> None:
+    horde.take_nothing(max_length=1000)
+    set_worker(speed=4.0)
+    answer = horde.post(
+        "/generate/text/async", {"prompt": "Once", "models": [MODEL], "params": {"max_length": 600}}, horde.requester_key
+    )
+    with caplog.at_level(logging.INFO):
+        job = horde.take(max_length=1000)
+    [record] = [record.__dict__ for record in caplog.records if record.message == "horde.pop.over_capacity"]
+    assert (record["job"], record["request"], record["worker"]) == (
+        job["id"],
+        answer.json["id"],
+        str(require_named_worker().id),
+    )
+    assert (record["max_length"], record["capacity"], record["speed"]) == (600, 480.0, 4.0)

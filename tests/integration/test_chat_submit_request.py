@@ -11,7 +11,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from sqlalchemy import delete, func, select
+from sqlalchemy import delete, func, insert, select
 from werkzeug.test import EnvironBuilder, run_wsgi_app
 
 from devtools.services import ServiceAddresses
@@ -19,12 +19,12 @@ from horde.apis.requests import CONFIG_EXTENSION
 from horde.apis.v2 import _text_generate
 from horde.chat_contract import MAX_CHAT_BODY_BYTES
 from horde.classes.base.kudos import KudosReservation
-from horde.classes.base.stats import HordeSettings
+from horde.classes.base.stats import Filter, HordeSettings
 from horde.classes.base.user import ANONYMOUS_KEY, UserRoleTypes, UserSharedKey
 from horde.classes.base.worker import Worker
 from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
 from horde.clock import utcnow
-from horde.database import addresses, text_queue
+from horde.database import addresses, caches, text_queue
 from horde.db import transaction
 from horde.model_reference import list_text_model_names
 from tests.integration._fake_chat_worker import MODEL, ChatHorde, build_chat_body, build_tool, chat_horde, start_anew
@@ -611,6 +611,70 @@ def test_a_request_is_found_by_its_id_only_in_its_family(served: ChatHorde) -> N
         assert served.get(f"{path}{request_id}").status_code == 404
     assert served.client.delete(f"/api/v2/generate/text/status/{request_id}").json["rc"] == "RequestNotFound"
     assert not served.status(request_id)["done"]
+
+
+# --- moderation -----------------------------------------------------------------------------------------------------
+
+
+def test_a_rewrite_is_mirrored_onto_every_message(served: ChatHorde) -> None:
+    with transaction() as session:
+        session.execute(insert(Filter), {"regex": "dragon", "filter_type": 10, "replacement": "lizard"})
+        session.execute(insert(Filter), {"regex": "unspeakable", "filter_type": 10, "replacement": ""})
+    caches.clear_all()
+    _, key = make_user(UserRoleTypes.FLAGGED)
+    messages = [
+        {"role": "system", "content": "unspeakable"},
+        {"role": "user", "content": [{"type": "text", "text": "A dragon"}, {"type": "text", "text": "unspeakable"}]},
+    ]
+    request_id = served.queue(key=key, messages=messages)
+    stored = get_stored(request_id)
+    with transaction() as session:
+        session.execute(delete(Filter))
+    caches.clear_all()
+    assert stored.messages == [
+        {"role": "system", "content": ""},
+        {"role": "user", "content": [{"type": "text", "text": "A lizard"}, {"type": "text", "text": ""}]},
+    ]
+    assert stored.prompt == "system: \nuser: A lizard\n"
+    assert stored.submitted_prompt == "system: unspeakable\nuser: A dragon\nunspeakable"
+    assert served.take()["payload"]["messages"] == stored.messages
+
+
+# --- decisions are counted by who asks ------------------------------------------------------------------------------
+
+
+def test_a_decision_is_counted_by_who_asked(served: ChatHorde) -> None:
+    decisions = Counting("horde.text.free_allowance.decisions")
+    waits = Counting("horde.text.free_allowance.estimated_wait_seconds")
+    served.submit(key=ANONYMOUS_KEY, max_tokens=600)
+    served.submit(key=make_shared_key(served.requester_id), max_tokens=100)
+    served.submit(key=ANONYMOUS_KEY, max_tokens=600, seed=1)
+    served.submit(max_tokens=600, horde={"dry_run": True})
+    shared = {"horde.chat": True}
+    anonymous = shared | {"horde.requester": "anonymous", "horde.requested_bucket": "513-1024"}
+    expected = [
+        anonymous | {"horde.outcome": "free", "horde.allowance_bucket": "2049-4096"},
+        anonymous | {"horde.outcome": "refused", "horde.allowance_bucket": "<=512"},
+        shared
+        | {
+            "horde.requester": "shared_key",
+            "horde.outcome": "free",
+            "horde.requested_bucket": "<=512",
+            "horde.allowance_bucket": "2049-4096",
+        },
+    ]
+    moved = [attributes for attributes, count in decisions.read() if count == 1]
+    assert len(moved) == 3
+    assert all(attributes in moved for attributes in expected)
+    requesters = sorted(attributes["horde.requester"] for attributes, _ in waits.read())
+    assert requesters == ["anonymous", "shared_key"]
+
+
+def test_a_lowered_dry_run_is_counted_as_one(served: ChatHorde) -> None:
+    counting = Counting("horde.chat.max_length_lowered")
+    served.submit(max_tokens=2000, horde={"dry_run": True})
+    [(attributes, count)] = counting.read()
+    assert (attributes["horde.dry_run"], attributes["horde.requested_bucket"], count) == (True, "1025-2048", 1)
 
 
 # --- rate limits ----------------------------------------------------------------------------------------------------
