@@ -21,7 +21,7 @@ from horde.classes.kobold.worker import (
     get_text_worker_lease_capacity,
 )
 from horde.clock import utcnow
-from horde.database import threads
+from horde.database import caches, threads
 from horde.database.text_functions import text_wp_speed_gate_clause
 from horde.db import transaction
 from horde.model_reference import list_text_model_names
@@ -528,3 +528,11 @@ def test_an_assignment_over_capacity_is_logged_by_its_ids(horde: ChatHorde, capl
         str(require_named_worker().id),
     )
     assert (record["max_length"], record["capacity"], record["speed"]) == (600, 480.0, 4.0)
+
+
+def test_a_new_model_inside_the_window_is_listed_at_once(horde: ChatHorde) -> None:
+    make_old(horde)
+    horde.take_nothing(model="another/model")
+    caches.clear_all()
+    [entry] = horde.get("/status/models?type=text&chat=true").json
+    assert (entry["name"], entry["chat"]["workers"]) == ("another/model", 1)

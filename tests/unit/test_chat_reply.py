@@ -10,7 +10,7 @@ import pytest
 from horde_sdk.generation_parameters.text.chat_policy import ChatConformance
 
 from horde.classes.kobold import _chat_schema
-from horde.classes.kobold._chat_schema import SchemaVerdict, check_content_against_schema
+from horde.classes.kobold._chat_schema import SchemaHelperUnavailable, SchemaVerdict, check_content_against_schema
 from horde.classes.kobold.chat_request import SubmissionState, VerifiedChatReply, verify_chat_reply
 from horde.exceptions import BadRequest
 from horde.return_codes import ReturnCode
@@ -228,3 +228,18 @@ def test_forked_process_starts_helpers_of_its_own() -> None:
         os._exit(0 if is_right else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert check_content_against_schema("{}", {}) is SchemaVerdict.MATCH
+
+
+def test_hostile_replies_sent_at_once_hold_a_bounded_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_chat_schema, "HELPER_WAIT_SECONDS", 0.05)
+    pool = _chat_schema._HelperPool()
+    for _ in range(_chat_schema.MAX_HELPER_COUNT):
+        pool._slots.acquire()
+    with pytest.raises(SchemaHelperUnavailable) as waited:
+        pool.check(b"[]\n")
+    assert (waited.value.status, waited.value.rc) == (503, None)
+    monkeypatch.setattr(_chat_schema, "HELPER_WAIT_SECONDS", 60)
+    for _ in range(_chat_schema.MAX_HELPER_COUNT + _chat_schema.MAX_WAITING_COUNT):
+        pool._places.acquire()
+    with pytest.raises(SchemaHelperUnavailable):  # at once
+        pool.check(b"[]\n")

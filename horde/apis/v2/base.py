@@ -113,6 +113,8 @@ class Models(Resource):
             offers = get_chat_model_offers(session, now) if query.chat else {}
             if any(name not in figures or not figures[name].is_served for name in offers):  # a worker came since
                 figures = compute_model_figures(session, now)
+        # A worker may change its chat model between two check-ins, which alone write the models it offers to text.
+        figures = {**{name: ModelFigures(name=name) for name in offers}, **figures}
         entries = [build_entry(model) for model in figures.values() if is_listed(model, query)]
         return self.add_chat_offers(entries, offers) if query.chat else entries
 

@@ -21,7 +21,8 @@ from horde.exceptions import ServiceUnavailable
 SCHEMA_CHECK_SECONDS: Final = 2.0
 HELPER_START_SECONDS: Final = 30.0  # importing the library on a busy machine
 MAX_HELPER_COUNT: Final = 2  # per process; further checks wait for a free one
-HELPER_WAIT_SECONDS: Final = 2.0  # for a free one: hostile schemas sent at once must not hold every thread of a server
+HELPER_WAIT_SECONDS: Final = 5.0  # for a free one, which may be starting
+MAX_WAITING_COUNT: Final = 8  # beside those in a check: hostile replies sent at once must not hold every thread of a server
 
 _PROGRAM: Final = Path(__file__).with_name("_chat_schema_helper.py")
 _READY: Final = b"R"
@@ -109,18 +110,28 @@ class _HelperPool:
     def _reset(self) -> None:
         self._idle: list[_Helper] = []
         self._slots = threading.BoundedSemaphore(MAX_HELPER_COUNT)
+        self._places = threading.BoundedSemaphore(MAX_HELPER_COUNT + MAX_WAITING_COUNT)
 
     def check(self, request: bytes) -> SchemaVerdict:
         """Run one check; a helper that fails in it is replaced by the next call."""
-        slots = self._slots
-        if not slots.acquire(timeout=HELPER_WAIT_SECONDS):
+        places, slots = self._places, self._slots
+        if not places.acquire(blocking=False):
             raise SchemaHelperUnavailable
+        try:
+            if not slots.acquire(timeout=HELPER_WAIT_SECONDS):
+                raise SchemaHelperUnavailable
+            try:
+                return self._check_once(request)
+            finally:
+                slots.release()
+        finally:
+            places.release()
+
+    def _check_once(self, request: bytes) -> SchemaVerdict:
         try:
             return self._check_with(self._take(), request)
         except BrokenPipeError:
             return self._check_with(_Helper(), request)  # an idle helper had been killed from outside
-        finally:
-            slots.release()
 
     def _take(self) -> _Helper:
         try:
