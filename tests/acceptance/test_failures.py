@@ -43,9 +43,13 @@ from tests.acceptance._stack import (
     wait_until,
 )
 
+pytestmark = pytest.mark.slow
+
 JSON = "application/json; charset=utf-8"
 REQUEST_COUNT = 200
-QUICK_SECONDS = 3.0  # for twenty calls of each kind on a busy machine; a driver that retries by itself takes four for one
+# What twenty calls of a kind may take more than twice what they take with Redis, which is the measure of how busy the
+# machine is. A driver that retries by itself takes four for one.
+SPARE_SECONDS = 3.0
 
 
 @pytest.fixture(scope="module")
@@ -243,7 +247,11 @@ def test_without_redis_everything_but_progress_works(
     horde: Horde, services: FailingServices, client: Account, owner: Account, way: str
 ) -> None:
     worker = make_worker(horde, owner, f"redisless {way}")
-    waiting = horde.api.queue_chat(client.key, worker.model)
+    usual, known = time_calls(lambda: horde.api.queue_chat(client.key, worker.model))
+    quick = SPARE_SECONDS + 2 * usual
+    for request_id in known[1:]:
+        horde.api.http.delete(f"/generate/chat/status/{request_id}")
+    waiting = known[0]
     if way == "stopped":
         services.stop("valkey", signal.SIGKILL)
     else:
@@ -251,17 +259,17 @@ def test_without_redis_everything_but_progress_works(
     try:
         uncompleted = count_uncompleted_jobs(horde, worker)
         seconds, queued = time_calls(lambda: horde.api.queue_chat(client.key, worker.model))
-        assert seconds < QUICK_SECONDS
+        assert seconds < quick
         seconds, jobs = time_calls(worker.require_job)
-        assert seconds < QUICK_SECONDS
+        assert seconds < quick
         seconds, rewards = time_calls(lambda: worker.submit(jobs.pop()))
-        assert seconds < QUICK_SECONDS
+        assert seconds < quick
         assert all(reward > 0 for reward in rewards)
         seconds, statuses = time_calls(lambda: horde.api.get_status("chat", queued[0]))
-        assert seconds < QUICK_SECONDS
+        assert seconds < quick
         doomed = [horde.api.queue_text(client.key, worker.model) for _ in range(20)]
         seconds, cancels = time_calls(lambda: horde.api.http.delete(f"/generate/text/status/{doomed.pop()}").status_code)
-        assert (seconds < QUICK_SECONDS, set(cancels)) == (True, {200})
+        assert (seconds < quick, set(cancels)) == (True, {200})
         assert count_uncompleted_jobs(horde, worker) == uncompleted
     finally:
         if way == "stopped":

@@ -28,6 +28,8 @@ from tests.acceptance._stack import (
 from tests.services import ROOT
 from tests.services import TINY_MODEL_NAME as MODEL
 
+pytestmark = pytest.mark.slow
+
 BRIDGE = "tiny bridge"
 THINKER = "tests/thinking-model"
 
