@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from flask import Flask, current_app, request
 from flask_limiter import Limiter
+from limits import parse
 
 from horde import redis_ctrl
 from horde.config import Config
@@ -137,6 +138,12 @@ def _limit(*limits: tuple[str | Callable[[], str], Callable[[], str]]) -> Callab
     return decorate
 
 
+def _get_wider(whitelisted: str, read: Callable[[Config], str]) -> str:
+    """The wider of two limits: being whitelisted must not narrow what an operator allows everybody."""
+    ordinary = read(_get_limits().config)
+    return max(whitelisted, ordinary, key=lambda limit: parse(limit).amount / parse(limit).get_expiry())
+
+
 def _submit_limits(
     read_2sec: Callable[[Config], str], read_90min: Callable[[Config], str]
 ) -> tuple[tuple[Callable[[], str], Callable[[], str]], ...]:
@@ -147,10 +154,10 @@ def _submit_limits(
     """
 
     def by_path_a_minute() -> str:
-        return "300/minute" if _is_whitelisted() else read_90min(_get_limits().config)
+        return _get_wider("300/minute", read_90min) if _is_whitelisted() else read_90min(_get_limits().config)
 
     def by_path_a_second() -> str:
-        return "10/second" if _is_whitelisted() else read_2sec(_get_limits().config)
+        return _get_wider("10/second", read_2sec) if _is_whitelisted() else read_2sec(_get_limits().config)
 
     def by_key_a_second() -> str:
         limits = _get_limits()

@@ -18,6 +18,7 @@ from horde.apis.models import kobold as shapes
 from horde.apis.requests import get_config, read_json_body, read_json_object, require_api_key
 from horde.apis.v2 import _text_generate as generate
 from horde.apis.v2 import _text_pop as popping
+from horde.apis.v2 import _text_prompt as prompting
 from horde.apis.v2 import _text_submit as submitting
 from horde.chat_contract import MAX_CHAT_BODY_BYTES, ChatContextAdjustmentReason, ChatContextFit
 from horde.chat_signal import ChatEvent, publish_chat_event
@@ -45,16 +46,10 @@ from horde.classes.kobold.chat_request import (
 from horde.classes.kobold.processing_generation import TextProcessingGeneration
 from horde.classes.kobold.text_params import check_text_param_rules
 from horde.classes.kobold.text_request import (
-    FREE_EXTRA_SOURCE_IMAGES,
-    MAX_EXTRA_SOURCE_IMAGES,
     MAX_MODEL_NAME_LENGTH,
     MAX_TARGETED_WORKERS,
-    TextContextFit,
-    TextRequest,
-    estimate_text_prompt_tokens,
     parse_lenient_body,
     parse_text_request,
-    size_text_context,
 )
 from horde.classes.kobold.waiting_prompt import OperationKeyClaim, TextWaitingPrompt
 from horde.classes.kobold.worker import TextRequestFacts, TextWorker
@@ -110,10 +105,10 @@ class TextAsyncGenerate(Resource):
         api_key = require_api_key()
         now = utcnow()
         with transaction() as session:
-            self.check_style(text)
-            context_length = self.size_context(session, text, now)
+            prompting.check_style(text)
+            context_length = prompting.size_text_request(session, text, now)
             is_raid = generate.check_maintenance(session)
-            self.check_webhook(text)
+            prompting.check_webhook(text)
             submitter = generate.check_submitter(
                 session,
                 api_key,
@@ -121,16 +116,14 @@ class TextAsyncGenerate(Resource):
                 proxied_account=text.body.proxied_account,
                 now=now,
             )
-            self.check_images_and_prompt(submitter, text)
+            prompting.check_images_and_prompt(submitter, text)
             models = tuple(dict.fromkeys(text.body.models))
             worker_ids = require_worker_ids(session, text.body.workers[:MAX_TARGETED_WORKERS])
-            self.check_batching(submitter, text)
+            prompting.check_batching(submitter, text)
             generate.check_limits(session, submitter, n=text.n, models=models)
-            prompt = self.moderate(session, submitter, text)
+            prompt = prompting.moderate_prompt(session, submitter, text)
             check_text_param_rules(text.params, max_length=text.max_length, max_context_length=context_length)
-            if text.body.extra_source_images:
-                message = "Text requests take no extra source images."
-                raise BadRequest(message, ReturnCode.INVALID_EXTRA_SOURCE_IMAGES)
+            prompting.check_no_images(text)
             facts = TextRequestFacts(
                 user_id=submitter.caller.id,
                 is_chat=False,
@@ -153,7 +146,7 @@ class TextAsyncGenerate(Resource):
                 now=now,
             )
             if text.body.dry_run:
-                return self.answer_dry_run(text, prompt, stored), 200
+                return prompting.answer_text_dry_run(text, prompt, stored), 200
             content = RequestContent(
                 prompt=prompt,
                 submitted_prompt=text.body.prompt,
@@ -171,73 +164,6 @@ class TextAsyncGenerate(Resource):
             generate.store(session, stored, content, now)
         generate.activate(stored, claim=None, now=now)
         return generate.build_accepted(stored, is_raid=is_raid), 202
-
-    @staticmethod
-    def check_style(text: TextRequest) -> None:
-        """No style exists yet, so none is found."""
-        if text.body.style is not None:
-            raise NotFound(f"Style '{text.body.style[:64]}' not found.", ReturnCode.STYLE_NOT_FOUND)
-
-    @staticmethod
-    def size_context(session: Session, text: TextRequest, now: datetime) -> int:
-        """The context in tokens; who could serve more is asked only when it may grow."""
-        bound = None
-        if text.context_fit is TextContextFit.GROW:
-            bounds = get_highest_text_worker_limits(session, text.body.models, is_chat=False, now=now)
-            bound = bounds.max_context_length
-        return size_text_context(text, growth_bound=bound)
-
-    @staticmethod
-    def check_webhook(text: TextRequest) -> None:
-        """A webhook is an https address."""
-        if text.body.webhook is not None and not text.body.webhook.startswith("https://"):
-            raise BadRequest("'webhook' has to start with https://.")
-
-    @staticmethod
-    def check_images_and_prompt(submitter: Submitter, text: TextRequest) -> None:
-        """How many extra images who may send, and that there is a prompt."""
-        caller, body = submitter.caller, text.body
-        if len(body.extra_source_images) > MAX_EXTRA_SOURCE_IMAGES:
-            message = f"A request may carry at most {MAX_EXTRA_SOURCE_IMAGES} extra source images."
-            raise BadRequest(message, ReturnCode.TOO_MANY_EXTRA_SOURCE_IMAGES)
-        if len(body.extra_source_images) > FREE_EXTRA_SOURCE_IMAGES and not caller.is_trusted:
-            message = f"Only trusted users may send more than {FREE_EXTRA_SOURCE_IMAGES} extra source image."
-            raise BadRequest(message, ReturnCode.MORE_THAN_MIN_EXTRA_SOURCE_IMAGE)
-        if not body.prompt:
-            raise BadRequest("You cannot specify an empty prompt.", ReturnCode.MISSING_PROMPT)
-
-    @staticmethod
-    def check_batching(submitter: Submitter, text: TextRequest) -> None:
-        """Batching is the default for all but trusted users."""
-        if text.body.disable_batching and text.n > 1 and not submitter.caller.is_trusted:
-            raise BadRequest("Only trusted users may disable batching.", ReturnCode.REQUIRES_TRUST)
-
-    @staticmethod
-    def moderate(session: Session, submitter: Submitter, text: TextRequest) -> str:
-        """The prompt workers get: rewritten where the filter applies."""
-        rewrite = find_prompt_rewrite(
-            session, is_flagged=submitter.caller.is_flagged, models=text.body.models, prompt=text.body.prompt
-        )
-        if rewrite is None:
-            return text.body.prompt
-        prompt = rewrite(text.body.prompt)
-        check_prompt_left(prompt)
-        return prompt
-
-    @staticmethod
-    def answer_dry_run(text: TextRequest, prompt: str, stored: generate.StoredRequest) -> dict[str, Any]:
-        """The quote and the request as it would run."""
-        params = {key: value for key, value in text.params.items() if key != "n"}
-        facts = stored.admission.facts
-        resolved = {
-            "prompt": prompt,
-            "params": params | {"max_length": facts.max_length, "max_context_length": facts.max_context_length},
-            "models": list(facts.models),
-            "style": None,
-            "estimated_prompt_tokens": estimate_text_prompt_tokens(prompt),
-            "context_fit": text.context_fit.value,
-        }
-        return {"kudos": stored.quote, "resolved": resolved}
 
 
 def read_chat_request_body() -> object:
