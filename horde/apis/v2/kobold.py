@@ -13,35 +13,27 @@ from flask_restx import Api, Namespace, Resource
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
 
-from horde import metrics
 from horde.apis.models import kobold as shapes
 from horde.apis.requests import get_config, read_json_body, read_json_object, require_api_key
+from horde.apis.v2 import _chat_generate as chatting
 from horde.apis.v2 import _text_generate as generate
 from horde.apis.v2 import _text_pop as popping
 from horde.apis.v2 import _text_prompt as prompting
 from horde.apis.v2 import _text_submit as submitting
-from horde.chat_contract import MAX_CHAT_BODY_BYTES, ChatContextAdjustmentReason, ChatContextFit
+from horde.chat_contract import MAX_CHAT_BODY_BYTES
 from horde.chat_signal import ChatEvent, publish_chat_event
 from horde.classes.kobold.chat_request import (
     ChatDeclaration,
     ChatRequest,
     ChatSubmission,
-    SizedContext,
     SubmissionState,
-    build_operation_fingerprint,
-    build_stored_chat_extras,
     build_worker_targeting,
-    chat_tools_temperature,
     check_submitted_model,
     check_text_job_submission,
-    flatten_messages,
     is_chat_submission,
     parse_chat_declaration_fields,
     parse_chat_request,
     parse_chat_submission,
-    required_chat_features,
-    rewrite_message_texts,
-    size_chat_context,
 )
 from horde.classes.kobold.processing_generation import TextProcessingGeneration
 from horde.classes.kobold.text_params import check_text_param_rules
@@ -55,16 +47,23 @@ from horde.classes.kobold.waiting_prompt import OperationKeyClaim, TextWaitingPr
 from horde.classes.kobold.worker import TextRequestFacts, TextWorker
 from horde.clock import utcnow
 from horde.database.functions import TextWorkerBounds, get_highest_text_worker_limits
-from horde.database.moderation import check_prompt_left, find_prompt_rewrite
 from horde.database.stats import get_horde_modes
 from horde.database.text_admission import Submitter
-from horde.database.text_functions import OperationClaim, find_chat_operation_claim, is_chat_model_served
+from horde.database.text_functions import find_chat_operation_claim, is_chat_model_served
 from horde.database.text_jobs import JobFacts, find_job, record_job_refusal
 from horde.database.text_requests import RequestContent, cancel_text_request, require_worker_ids
 from horde.database.text_status import build_text_status, require_request_progress
-from horde.database.users import Caller, find_caller, find_generate_caller
+from horde.database.users import Caller, find_caller
 from horde.db import reading, transaction
-from horde.exceptions import BadRequest, Forbidden, HordeError, NotFound, PayloadInvalid, ServiceUnavailable, Unauthorized
+from horde.exceptions import (
+    Forbidden,
+    HordeError,
+    NotFound,
+    PayloadInvalid,
+    ServiceUnavailable,
+    TooManyRequests,
+    Unauthorized,
+)
 from horde.limiter import (
     limit_chat_submit,
     limit_pop,
@@ -185,103 +184,46 @@ class ChatAsyncGenerate(Resource):
         """Queue a chat request. 202 {id, kudos, message?}; 200 for a dry run or a repeated operation key."""
         chat = parse_chat_request(read_chat_request_body())
         api_key = require_api_key()
-        now = utcnow()
+        claim = chatting.build_claim(chat)
+        try:
+            return self.queue(chat, api_key, claim, utcnow())
+        except (Forbidden, TooManyRequests) as refused:
+            twin = chatting.find_twin(refused, api_key, claim)
+            if claim is None or twin is None:
+                raise
+            return chatting.answer_repeat(twin, claim), 200
+
+    def queue(
+        self, chat: ChatRequest, api_key: str, claim: OperationKeyClaim | None, now: datetime
+    ) -> tuple[dict[str, Any], int]:
+        """The steps from the operation key to the activation."""
         with transaction() as session:
-            claim = self.build_claim(chat)
-            claimed = self.find_claim(session, api_key, claim)
+            claimed = chatting.find_claim(session, api_key, claim)
             if claim is not None and claimed is not None:
-                return self.answer_repeat(claimed, claim), 200
-            self.check_admission()
+                return chatting.answer_repeat(claimed, claim), 200
+            chatting.check_admission()
             is_raid = generate.check_maintenance(session)
             submitter = generate.check_submitter(session, api_key, allow_downgrade=False, now=now)
             targeting = build_worker_targeting(chat.horde)
             worker_ids = generate.check_targets_and_limits(
                 session, submitter, listed_workers=targeting.worker_ids, n=1, models=chat.models
             )
-            moderated = self.moderate(session, submitter, chat)
+            moderated = chatting.moderate_messages(session, submitter, chat)
             bounds = get_highest_text_worker_limits(session, chat.models, is_chat=True, now=now)
             self.ensure_model_known(session, chat, bounds, now)
-            sized = self.size_context(chat, moderated, bounds)
+            sized = chatting.size_chat_request(chat, moderated, bounds)
             check_text_param_rules(chat.text_params, max_length=sized.max_length, max_context_length=sized.max_context_length)
-            facts = TextRequestFacts(
-                user_id=submitter.caller.id,
-                is_chat=True,
-                models=chat.models,
-                max_length=sized.max_length,
-                max_context_length=sized.max_context_length,
-                trusted_workers=targeting.trusted_workers,
-                validated_backends=targeting.validated_backends,
-                slow_workers=targeting.slow_workers,
-                worker_ids=frozenset(worker_ids),
-                worker_blacklist=targeting.is_deny_list,
-                required_features=frozenset(required_chat_features(chat)),
-                tools_temperature=chat_tools_temperature(chat),
-            )
-            self.check_kudos_cap(chat, facts)
+            facts = chatting.build_facts(chat, sized, targeting, user_id=submitter.caller.id, worker_ids=worker_ids)
+            chatting.check_kudos_cap(chat, facts)
             stored = generate.admit(session, submitter, facts, n=1, allow_downgrade=False, is_dry_run=chat.horde.dry_run, now=now)
             if chat.horde.dry_run:
-                return self.answer_dry_run(chat, sized, stored), 200
-            content = RequestContent(
-                prompt=flatten_messages(sized.messages, chat.tools),
-                submitted_prompt=flatten_messages(chat.messages, chat.tools),
-                params=chat.text_params,
-                gen_payload=TextWaitingPrompt.prepare_job_payload(
-                    params=chat.text_params,
-                    max_length=sized.max_length,
-                    max_context_length=sized.max_context_length,
-                ),
-                messages=list(sized.messages),
-                chat_extras=build_stored_chat_extras(chat),
-                context_adjustments=sized.adjustments,
-                conformance=chat.horde.conformance.value,
-                worker_ids=worker_ids,
-            )
-            generate.store(session, stored, content, now)
-        self.count_adjustments(chat, sized)
+                return chatting.answer_chat_dry_run(chat, sized, stored), 200
+            generate.store(session, stored, chatting.build_content(chat, sized, worker_ids), now)
+        chatting.count_adjustments(chat, sized)
         repeated = self.activate_waiting_prompt(stored, submitter, claim, now)
         if repeated is not None:
             return repeated, 200
         return generate.build_accepted(stored, is_raid=is_raid), 202
-
-    @staticmethod
-    def build_claim(chat: ChatRequest) -> OperationKeyClaim | None:
-        """The key this submission claims; a dry run claims none."""
-        if chat.operation_key is None or chat.horde.dry_run:
-            return None
-        return OperationKeyClaim(key=chat.operation_key, fingerprint=build_operation_fingerprint(chat))
-
-    @staticmethod
-    def find_claim(session: Session, api_key: str, claim: OperationKeyClaim | None) -> OperationClaim | None:
-        """The earlier request of the same account and key; an unknown account has none and is refused later."""
-        caller = find_generate_caller(session, api_key) if claim is not None else None
-        if claim is None or caller is None:
-            return None
-        return find_chat_operation_claim(session, caller.id, claim.key)
-
-    @staticmethod
-    def answer_repeat(claimed: OperationClaim, claim: OperationKeyClaim) -> dict[str, Any]:
-        """The first request's id and price; raises BadRequest when what was sent differs."""
-        if claimed.fingerprint != claim.fingerprint:
-            message = "This operation key was used for another request."
-            raise BadRequest(message, ReturnCode.OPERATION_KEY_CONFLICT)
-        return {"id": str(claimed.id), "kudos": claimed.kudos}
-
-    @staticmethod
-    def check_admission() -> None:
-        """Refuse while the operator has chat switched off; requests already queued go on."""
-        if not get_config().chat_admission_enabled:
-            message = "The horde takes no new chat requests at the moment."
-            raise ServiceUnavailable(message, ReturnCode.CHAT_ADMISSION_DISABLED)
-
-    @staticmethod
-    def moderate(session: Session, submitter: Submitter, chat: ChatRequest) -> list[dict[str, Any]]:
-        """The messages workers get: each text rewritten where the filter applies."""
-        prompt = flatten_messages(chat.messages, chat.tools)
-        rewrite = find_prompt_rewrite(session, is_flagged=submitter.caller.is_flagged, models=chat.models, prompt=prompt)
-        if rewrite is None:
-            return chat.messages
-        check_prompt_left(rewrite(prompt))
-        return rewrite_message_texts(chat.messages, rewrite)
 
     @staticmethod
     def ensure_model_known(session: Session, chat: ChatRequest, bounds: TextWorkerBounds, now: datetime) -> None:
@@ -302,69 +244,6 @@ class ChatAsyncGenerate(Resource):
         raise Forbidden(message, ReturnCode.NO_ELIGIBLE_WORKER)
 
     @staticmethod
-    def size_context(chat: ChatRequest, messages: list[dict[str, Any]], bounds: TextWorkerBounds) -> SizedContext:
-        """Lower, grow and trim against what the online workers declare; raises BadRequest when nothing fits."""
-        return size_chat_context(
-            messages,
-            chat.tools,
-            context_fit=ChatContextFit(chat.horde.context_fit),
-            requested_max_length=chat.requested_max_length,
-            requested_context_length=chat.requested_context_length,
-            declared_max_length=bounds.max_length,
-            declared_context_length=bounds.max_context_length,
-        )
-
-    @staticmethod
-    def check_kudos_cap(chat: ChatRequest, facts: TextRequestFacts) -> None:
-        """Refuse a request whose quote is above `horde.max_kudos`; equal is allowed."""
-        cap = chat.horde.max_kudos
-        if cap is None:
-            return
-        quote = generate.compute_quote(facts, 1)
-        if quote > cap:
-            message = (
-                f"The request's kudos estimate at current pricing is {quote}, above its horde.max_kudos of {cap}. "
-                "The estimate assumes the full max_tokens is generated."
-            )
-            raise BadRequest(message, ReturnCode.CHAT_KUDOS_CAP_EXCEEDED)
-
-    @staticmethod
-    def answer_dry_run(chat: ChatRequest, sized: SizedContext, stored: generate.StoredRequest) -> dict[str, Any]:
-        """The quote and the request as it would run; `params` holds what the client sent under its native names."""
-        params: dict[str, Any] = chat.text_params | {"max_length": sized.max_length}
-        if "max_context_length" in params or sized.max_context_length != chat.requested_context_length:
-            params["max_context_length"] = sized.max_context_length
-        context_fit = ChatContextFit(chat.horde.context_fit)
-        if context_fit is ChatContextFit.TRUNCATE_OLDEST:
-            context_fit = ChatContextFit.GROW
-        resolved = {
-            "estimated_prompt_tokens": sized.estimated_prompt_tokens,
-            "context_fit": context_fit.value,
-            "prompt": flatten_messages(sized.messages, chat.tools),
-            "params": params,
-            "models": list(chat.models),
-            "style": None,
-        }
-        ChatAsyncGenerate.count_adjustments(chat, sized)
-        return {"resolved": resolved, "kudos": stored.quote}
-
-    @staticmethod
-    def count_adjustments(chat: ChatRequest, sized: SizedContext) -> None:
-        """Count what sizing changed."""
-        if sized.max_length < chat.requested_max_length:
-            metrics.chat_max_length_lowered.add(
-                1,
-                {
-                    "horde.requested_bucket": metrics.get_text_length_bucket(chat.requested_max_length),
-                    "horde.declared_bucket": metrics.get_text_length_bucket(sized.max_length),
-                    "horde.dry_run": chat.horde.dry_run,
-                },
-            )
-        if sized.dropped_message_count:
-            mode = ChatContextAdjustmentReason.TRUNCATE_OLDEST.value
-            metrics.text_context_fit.add(1, {"horde.outcome": "truncated", "horde.mode": mode})
-
-    @staticmethod
     def activate_waiting_prompt(
         stored: generate.StoredRequest, submitter: Submitter, claim: OperationKeyClaim | None, now: datetime
     ) -> dict[str, Any] | None:
@@ -378,7 +257,7 @@ class ChatAsyncGenerate(Resource):
                 winner = find_chat_operation_claim(session, submitter.caller.id, claim.key)
             if winner is None:
                 raise
-            return ChatAsyncGenerate.answer_repeat(winner, claim)
+            return chatting.answer_repeat(winner, claim)
         return None
 
 

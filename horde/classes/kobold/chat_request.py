@@ -116,6 +116,7 @@ __all__ = [
     "estimate_chat_prompt_tokens",
     "flatten_messages",
     "is_chat_submission",
+    "iter_message_texts",
     "lower_max_length",
     "parse_chat_declaration_fields",
     "parse_chat_request",
