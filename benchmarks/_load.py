@@ -29,6 +29,7 @@ class Parties:
     port: int
     payer: Account
     owner: Account
+    stranger: Account  # whose requests stand in the way: an account's own waiting requests are counted at each request
     is_chat: bool
 
     @property
@@ -39,6 +40,10 @@ class Parties:
     def connect_client(self, timings: Timings) -> Connection:
         """A connection that asks."""
         return Connection(self.port, self.payer.api_key, timings)
+
+    def connect_stranger(self) -> Connection:
+        """A connection of the account that fills the queue."""
+        return Connection(self.port, self.stranger.api_key, Timings())
 
     def connect_worker(self, timings: Timings) -> Connection:
         """A connection that serves."""
@@ -157,7 +162,10 @@ class Load:
 
 
 def run_alone(parties: Parties, *, jobs: int, idle_pops: int) -> dict[str, list[float]]:
-    """One call after the other with nothing else going on: the seconds of each route, idle pops as `idle`."""
+    """One call after the other with nothing else going on: the seconds of each route.
+
+    `idle` is a pop that finds nothing, `beat` the heartbeat: the least that any call costs here and now.
+    """
     timings = Timings()
     client, worker = parties.connect_client(timings), parties.connect_worker(timings)
     name = "bench worker 0"
@@ -173,6 +181,7 @@ def run_alone(parties: Parties, *, jobs: int, idle_pops: int) -> dict[str, list[
     for _ in range(idle_pops):
         if parties.pop(worker, name, "idle")["id"] is not None:
             raise RuntimeError("a job came from nowhere")
+        client.call("beat", "GET", "/status/heartbeat")
     client.close()
     worker.close()
     return dict(timings.by_route)

@@ -20,11 +20,10 @@ from benchmarks import _backlog
 from benchmarks._backlog import Backlog
 from benchmarks._counters import Meter, track_planning
 from benchmarks._floor import Floor, measure_floor
-from benchmarks._http import Timings
 from benchmarks._load import Load, Parties, Result, run_alone
 from benchmarks._stack import make_account, own_database, running_api, season_workers
 
-ROUTES = ("async", "pop", "submit", "status")
+ROUTES = ("async", "pop", "submit", "status", "idle", "beat")  # the last two only where nothing else goes on
 BACKLOGS = (Backlog.MODEL, Backlog.TRUST, Backlog.LENGTH, Backlog.CLOSE_LENGTH, Backlog.DECLARATION)
 FUNDS = 1_000_000_000  # kudos, so that no request waits for any
 THREAD_SWITCH_SECONDS = 0.0005  # a tenth of the usual: many threads measure short waits
@@ -140,7 +139,7 @@ class Benchmark:
         for workers in self.options.workers:
             yield self.measure_floor(workers)
         for backlog, depth in list_fillings(self.options):
-            filler = self.parties.connect_client(Timings())
+            filler = self.parties.connect_stranger()
             _backlog.fill(self.database_url, filler, backlog, depth)
             filler.close()
             yield self.measure_alone(backlog, depth)
@@ -231,7 +230,7 @@ def pick(values: Sequence[float], share: float) -> float:
 
 HEADER = (
     f"{'backlog':12} {'depth':>6} {'workers':>7} {'jobs/s':>7} {'floor':>6} {'API ms':>7} {'x floor':>7} {'PG ms':>6} {'SQL':>5} "
-    f"{'commits':>7}  " + " ".join(f"{route + ' p50/p99':>15}" for route in (*ROUTES, "idle"))
+    f"{'commits':>7}  " + " ".join(f"{route + ' p50/p99':>15}" for route in ROUTES)
 )
 
 
@@ -247,7 +246,7 @@ def format_row(row: Row) -> str:
         show(row.statements, 5, 1),
         show(row.commits, 7, 1) + " ",
     ]
-    for route in (*ROUTES, "idle"):
+    for route in ROUTES:
         pair = row.milliseconds.get(route)
         cells.append(f"{'-' if pair is None else f'{pair[0]:.1f}/{pair[1]:.1f}':>15}")
     return " ".join(cells)
@@ -293,13 +292,13 @@ def main(words: Sequence[str]) -> None:
     started = time.monotonic()
     with own_database(os.environ["DATABASE_URL"]) as environment, tempfile.TemporaryDirectory() as folder:
         owner = make_account(environment, "bench-owner")  # untrusted, so that requests for trusted workers pass it by
-        payer = make_account(environment, "bench-payer", "--kudos", str(FUNDS))
+        payer, stranger = (make_account(environment, name, "--kudos", str(FUNDS)) for name in ("bench-payer", "bench-stranger"))
         log = Path(folder) / "api.log"
         if options.heaviest:
             track_planning(environment["DATABASE_URL"])
         with running_api(environment, log, processes=options.processes, threads=options.threads) as api:
             meter = Meter(environment["DATABASE_URL"], api.process_id)
-            parties = Parties(port=api.port, payer=payer, owner=owner, is_chat=options.is_chat)
+            parties = Parties(api.port, payer, owner, stranger, is_chat=options.is_chat)
             print(f"{parties.family} jobs, API: {options.processes} processes of {options.threads} threads", file=table)
             print(HEADER, file=table, flush=True)
             try:

@@ -19,9 +19,7 @@ def run_benchmark(service_urls: ServiceAddresses, name: str, *options: str) -> s
     url = make_database(service_urls.database_url, f"bench_{name}")
     environment = {**os.environ, **service_urls.build_environment(), "DATABASE_URL": url}
     command = [sys.executable, "-m", f"benchmarks.{name}", *options]
-    return subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
-    )
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False)
 
 
 @pytest.mark.slow
@@ -39,7 +37,7 @@ def test_the_queue_benchmark_prints_a_row_for_the_floor_and_each_filling(
         ("model", 20, 0),
         ("model", 20, 2),
     ]
-    assert set(rows[1]["milliseconds"]) == {"async", "pop", "submit", "status", "idle"}
+    assert set(rows[1]["milliseconds"]) == {"async", "pop", "submit", "status", "idle", "beat"}
     assert set(rows[1]) == set(rows[2])
     assert "jobs/s" in answer.stderr
     assert "against depth 0" in answer.stderr
