@@ -17,6 +17,7 @@ from werkzeug.test import EnvironBuilder, run_wsgi_app
 from devtools.services import ServiceAddresses
 from horde.apis.requests import CONFIG_EXTENSION
 from horde.apis.v2 import _text_generate
+from horde.apis.v2.kobold import ChatAsyncGenerate
 from horde.chat_contract import MAX_CHAT_BODY_BYTES
 from horde.classes.base.kudos import KudosReservation
 from horde.classes.base.stats import Filter, HordeSettings
@@ -26,7 +27,9 @@ from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
 from horde.clock import utcnow
 from horde.database import addresses, caches, text_queue
 from horde.db import transaction
+from horde.exceptions import TooManyRequests
 from horde.model_reference import list_text_model_names
+from horde.return_codes import ReturnCode
 from tests.integration._fake_chat_worker import MODEL, ChatHorde, build_chat_body, build_tool, chat_horde, start_anew
 from tests.integration.instruments import Counting
 from tests.integration.rows import find_request, make_chat_worker, make_request, make_user, make_worker
@@ -368,6 +371,29 @@ def test_of_many_submissions_at_once_one_is_queued(served: ChatHorde) -> None:
     assert len({body["kudos"] for _, body in answers}) == 1
     requests, _ = count_rows()
     assert requests == 1
+
+
+def test_a_submission_refused_because_its_twin_took_the_last_place_gets_the_twins_answer(
+    served: ChatHorde, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, key = make_user(concurrency=1)
+    options = {"operation_key": str(uuid4())}
+    activate = _text_generate.activate
+    twins: list[Any] = []
+
+    def activate_after_the_twin_was_judged(*arguments: Any, **named: Any) -> None:
+        monkeypatch.setattr(_text_generate, "activate", activate)
+        activate(*arguments, **named)
+        monkeypatch.setattr(ChatAsyncGenerate, "queue", lambda *_: refuse())
+        twins.append(served.submit(key=key, horde=options))
+
+    def refuse() -> None:
+        raise TooManyRequests("Parallel requests", ReturnCode.TOO_MANY_PROMPTS)
+
+    monkeypatch.setattr(_text_generate, "activate", activate_after_the_twin_was_judged)
+    first = served.submit(key=key, horde=options)
+    assert (first.status_code, twins[0].status_code) == (202, 200)
+    assert twins[0].json["id"] == first.json["id"]
 
 
 def test_the_loser_of_a_race_for_another_body_is_told_of_the_conflict(served: ChatHorde, monkeypatch: pytest.MonkeyPatch) -> None:
