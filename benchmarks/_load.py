@@ -128,7 +128,7 @@ class Load:
 
     def run(self, meter: Meter, *, warm_up_seconds: float, seconds: float) -> Result:
         """Work for a while and measure all but the first of it. Raises the first failure of any thread."""
-        servers = [self.start(lambda place=place: self.serve(f"bench worker {place}")) for place in range(self.workers)]
+        servers = [self.start(lambda place=place: self.serve(name_worker(place))) for place in range(self.workers)]
         askers = [self.start(self.ask) for _ in range(self.workers)]
         time.sleep(warm_up_seconds)
         self.timings.by_route.clear()
@@ -161,6 +161,19 @@ class Load:
         return thread
 
 
+def name_worker(place: int) -> str:
+    """The name of one of the workers, the same in every run."""
+    return f"bench worker {place}"
+
+
+def introduce_workers(parties: Parties, count: int) -> None:
+    """Let each worker pop once."""
+    worker = parties.connect_worker(Timings())
+    for place in range(count):
+        parties.pop(worker, name_worker(place))
+    worker.close()
+
+
 def run_alone(parties: Parties, *, jobs: int, idle_pops: int) -> dict[str, list[float]]:
     """One call after the other with nothing else going on: the seconds of each route.
 
@@ -168,7 +181,7 @@ def run_alone(parties: Parties, *, jobs: int, idle_pops: int) -> dict[str, list[
     """
     timings = Timings()
     client, worker = parties.connect_client(timings), parties.connect_worker(timings)
-    name = "bench worker 0"
+    name = name_worker(0)
     for count in (3, jobs):  # the first fill caches
         timings.by_route.clear()
         for number in range(count):

@@ -20,7 +20,7 @@ from benchmarks import _backlog
 from benchmarks._backlog import Backlog
 from benchmarks._counters import Meter, track_planning
 from benchmarks._floor import Floor, measure_floor
-from benchmarks._load import Load, Parties, Result, run_alone
+from benchmarks._load import Load, Parties, Result, introduce_workers, run_alone
 from benchmarks._stack import make_account, own_database, running_api, season_workers
 
 ROUTES = ("async", "pop", "submit", "status", "idle", "beat")  # the last two only where nothing else goes on
@@ -148,7 +148,8 @@ class Benchmark:
             _backlog.clear(self.database_url)
 
     def warm_up(self) -> None:
-        """Let every process meet every route, and let the workers be known before the backlog asks for them."""
+        """Let the workers be known, which a chat request asks for, and every process meet every route."""
+        introduce_workers(self.parties, max(self.options.workers))
         run_alone(self.parties, jobs=2, idle_pops=1)
         Load(self.parties, max(self.options.workers)).run(self.meter, warm_up_seconds=0, seconds=self.options.warm_up_seconds)
         season_workers(self.database_url)
