@@ -22,6 +22,7 @@ from benchmarks._counters import Meter, track_planning
 from benchmarks._floor import Floor, measure_floor
 from benchmarks._load import Load, Parties, Result, introduce_workers, run_alone
 from benchmarks._stack import make_account, own_database, running_api, season_workers
+from benchmarks._unit import measure_unit_ms
 
 ROUTES = ("async", "pop", "submit", "status", "idle", "beat")  # the last two only where nothing else goes on
 BACKLOGS = (Backlog.MODEL, Backlog.TRUST, Backlog.LENGTH, Backlog.CLOSE_LENGTH, Backlog.DECLARATION)
@@ -55,6 +56,7 @@ class Row:
     workers: int  # 0: one call after the other
     jobs_per_second: float | None
     floor_ratio: float | None  # jobs a second as a share of the floor's
+    unit_ms: float  # see _unit.py
     api_cpu_ms: float | None
     cpu_ratio: float | None  # as a multiple of what the floor's client spends
     postgres_cpu_ms: float | None
@@ -164,6 +166,7 @@ class Benchmark:
             workers=workers,
             jobs_per_second=floor.jobs_per_second,
             floor_ratio=1.0,
+            unit_ms=measure_unit_ms(),
             api_cpu_ms=None,
             cpu_ratio=1.0,
             postgres_cpu_ms=None,
@@ -182,6 +185,7 @@ class Benchmark:
             workers=0,
             jobs_per_second=None,
             floor_ratio=None,
+            unit_ms=measure_unit_ms(),
             api_cpu_ms=None,
             cpu_ratio=None,
             postgres_cpu_ms=None,
@@ -208,6 +212,7 @@ def build_row(backlog: Backlog, depth: int, workers: int, result: Result, floor:
         workers=workers,
         jobs_per_second=rate,
         floor_ratio=rate / floor.jobs_per_second,
+        unit_ms=measure_unit_ms(),
         api_cpu_ms=api_cpu_ms,
         cpu_ratio=api_cpu_ms / floor.client_cpu_ms if floor.client_cpu_ms else None,
         postgres_cpu_ms=costs.postgres_cpu / jobs * 1000,
@@ -230,9 +235,9 @@ def pick(values: Sequence[float], share: float) -> float:
 
 
 HEADER = (
-    f"{'backlog':12} {'depth':>6} {'workers':>7} {'jobs/s':>7} {'floor':>6} {'API ms':>7} {'x floor':>7} {'PG ms':>6} {'SQL':>5} "
-    f"{'commits':>7}  " + " ".join(f"{route + ' p50/p99':>15}" for route in ROUTES)
-)
+    f"{'backlog':12} {'depth':>6} {'workers':>7} {'jobs/s':>7} {'floor':>6} {'unit':>5} "
+    f"{'API ms':>7} {'x floor':>7} {'PG ms':>6} {'SQL':>5} {'commits':>7}  "
+) + " ".join(f"{route + ' p50/p99':>15}" for route in ROUTES)
 
 
 def format_row(row: Row) -> str:
@@ -241,6 +246,7 @@ def format_row(row: Row) -> str:
         f"{row.backlog:12} {row.depth:6} {row.workers or 'alone':>7}",
         show(row.jobs_per_second, 7, 1),
         "     -" if row.floor_ratio is None else f"{row.floor_ratio:6.1%}",
+        show(row.unit_ms, 5, 2),
         show(row.api_cpu_ms, 7, 2),
         show(row.cpu_ratio, 7, 1),
         show(row.postgres_cpu_ms, 6, 2),
