@@ -20,6 +20,8 @@ DEFAULT_VALIDATED_BACKENDS = (
     "Horde Bridge",  # our own reference worker: without it, it would earn 0.3 of a validated one
 )
 
+IGNORED_SETTINGS = ("REDIS_SERVERS",)  # an AI Horde mirrors its caches to a list of servers; here one address serves all
+
 
 class ConfigError(Exception):
     """A setting is missing or cannot be read; the message names it."""
@@ -33,6 +35,7 @@ class Config:
     # services
     database_url: str = field(repr=False)  # DATABASE_URL, else POSTGRES_URL, POSTGRES_USER, POSTGRES_PASS
     redis_url: str = field(default="redis://127.0.0.1:6379", repr=False)  # REDIS_URL, else REDIS_IP, REDIS_PORT
+    ignored_settings: tuple[str, ...] = ()  # of IGNORED_SETTINGS, those that are set
     s3_endpoint: str = ""  # S3_ENDPOINT, else R2_TRANSIENT_ACCOUNT
     s3_access_key: str = field(default="", repr=False)  # AWS_ACCESS_KEY_ID
     s3_secret_key: str = field(default="", repr=False)  # AWS_SECRET_ACCESS_KEY
@@ -97,6 +100,7 @@ class Config:
             development=development,
             database_url=_database_url(read),
             redis_url=_redis_url(read),
+            ignored_settings=tuple(name for name in IGNORED_SETTINGS if read.text(name, "")),
             s3_endpoint=read.text("S3_ENDPOINT", read.text("R2_TRANSIENT_ACCOUNT", "")),
             s3_access_key=read.text("AWS_ACCESS_KEY_ID", ""),
             s3_secret_key=read.text("AWS_SECRET_ACCESS_KEY", ""),

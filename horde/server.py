@@ -246,6 +246,8 @@ def check_schema(config: Config) -> None:
 
 def serve(config: Config) -> None:
     """Serve until a signal ends it. Raises what `check_schema` raises, and OSError for a metrics port that is taken."""
+    for name in config.ignored_settings:
+        logger.warning("horde.config.ignored", extra={"setting": name})
     check_schema(config)
     freeze_objects()  # before the processes are forked, which then share the pages
     endpoint = MetricsEndpoint(config.metrics_port) if config.metrics_port else None

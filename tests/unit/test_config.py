@@ -27,6 +27,13 @@ def test_the_addresses_of_an_ai_horde_are_understood() -> None:
     assert config.redis_url == "redis://redis:6380"
 
 
+def test_a_list_of_redis_servers_is_ignored_and_named() -> None:
+    config = read(REDIS_SERVERS='["10.0.0.1"]', REDIS_URL="redis://redis")
+    assert config.redis_url == "redis://redis"
+    assert config.ignored_settings == ("REDIS_SERVERS",)
+    assert read().ignored_settings == ()
+
+
 def test_production_needs_a_secret_key() -> None:
     with pytest.raises(ConfigError, match="secret_key"):
         Config.from_environment({"DATABASE_URL": "postgresql://host/name"})

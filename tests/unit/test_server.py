@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+import logging
+
+import pytest
+
+from horde import server
+from horde.config import Config
+from horde.database.migrate import SchemaError
+
+
+def test_the_start_warns_of_settings_that_are_ignored(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(_config: Config) -> None:
+        raise SchemaError("old")
+
+    monkeypatch.setattr(server, "check_schema", refuse)
+    with pytest.raises(SchemaError):
+        server.serve(Config(database_url="postgresql://host/name", secret_key="salt", ignored_settings=("REDIS_SERVERS",)))
+    (record,) = [record for record in caplog.records if record.getMessage() == "horde.config.ignored"]
+    assert (record.levelno, record.__dict__["setting"]) == (logging.WARNING, "REDIS_SERVERS")
