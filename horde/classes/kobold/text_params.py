@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
+from horde_sdk.generation_parameters.text.chat_limits import OPENAI_SAMPLING_RANGES
+
 from horde.exceptions import BadRequest, PayloadInvalid
 from horde.return_codes import ReturnCode
 
@@ -49,9 +51,9 @@ TEXT_PARAM_RANGES: Final[Mapping[str, NumberRange]] = MappingProxyType(
         "dynatemp_exponent": NumberRange(0, 5.0),
     }
 )
-# Chat alone accepts these; they travel beside the text parameters.
+# Chat alone accepts these, in OpenAI's ranges; they travel beside the text parameters.
 CHAT_PENALTY_RANGES: Final[Mapping[str, NumberRange]] = MappingProxyType(
-    {"frequency_penalty": NumberRange(-2, 2), "presence_penalty": NumberRange(-2, 2)}
+    {key: NumberRange(*OPENAI_SAMPLING_RANGES[key]) for key in ("frequency_penalty", "presence_penalty")}
 )
 TEXT_PARAM_SWITCHES: Final = frozenset(
     {"singleline", "frmtadsnsp", "frmtrmblln", "frmtrmspch", "frmttriminc", "use_default_badwordsids"}
