@@ -5,9 +5,9 @@ from horde.return_codes import ReturnCode
 
 
 class HordeError(Exception):
-    """A refusal the caller can act on: ``{message, rc}`` plus ``extra``, under ``status``; no ``rc`` key when it is None.
+    """What a client is told: ``{message, rc}`` and ``extra`` with ``status``; an ``rc`` of None leaves the key out.
 
-    Raising one inside ``transaction()`` rolls the transaction back; that is the point.
+    A transaction that one is raised in leaves nothing.
     """
 
     status = 400

@@ -28,8 +28,8 @@ _REPLACEMENT: Final = "\ufffd"
 def parse_json_body(data: bytes, *, replace_unstorable_characters: bool = False) -> object:
     """The value a body holds; of a repeated key the last value counts.
 
-    With `replace_unstorable_characters` NULs and unpaired surrogates become U+FFFD, so that a worker's reply is not
-    lost for one character; without it they are refused, keys included.
+    With `replace_unstorable_characters` NULs and unpaired surrogates become U+FFFD, because one odd character
+    must not cost a worker its reply; without it they are refused, keys included.
 
     Raises:
         BadRequest: not UTF-8, not JSON, too deep, too many values, or a number no double holds.

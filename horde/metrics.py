@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Every instrument, declared once with its name, unit and attributes.
+"""The instruments: name, unit and attributes of each stand here and nowhere else.
 
 Instruments made here are idle until `telemetry` sets a provider. An attribute's value is an enum, a bucket, a boolean or
 a name this project chose: never an id, and never text that a user or worker sent.

@@ -92,7 +92,7 @@ def check_worker_address(address: str, *, is_exempt: bool, raid: bool, config: C
     """Refuse a worker behind an anonymising address.
 
     It may ask a service outside and wait for it: call it with no transaction open.
-    `is_exempt`: the owner is trusted, has the vpn role or is a patron. `raid`: unsafe addresses are let in, so that a
+    `is_exempt`: the owner is trusted, a patron, or may use a VPN. `raid`: unsafe addresses are let in, so that a
     raider learns nothing from the refusal.
     Raises Forbidden: `TooManyNewIPs` when nobody can tell now, `UnsafeIP`.
     """

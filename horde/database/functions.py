@@ -366,7 +366,7 @@ def _estimate(availability: WorkerAvailability, tokens: int, jobs: int, running_
 def _get_competing_work(
     session: Session, snapshot: QueueSnapshot, availability: WorkerAvailability, before: UUID | None
 ) -> tuple[int, int]:
-    """Work that at least one eligible worker could take by its models, its chat opt-in and its length limits."""
+    """Queued work that any of the eligible workers could take, judged by models, kind of job and lengths."""
     facts = get_group_facts(session, snapshot)
     capabilities = {_get_capability(online) for online in availability.workers}
 

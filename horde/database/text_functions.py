@@ -424,8 +424,8 @@ def claim_next_request(session: Session, queue: ServableQueue, *, wanted: int, n
 
     One conditional statement: rows being claimed by others are skipped, so two pops seldom wait for each other and
     never take the same generation. Where all are being claimed, as with one request of many generations, a second
-    waits its turn: an idle answer would keep the worker away for seconds. The claim is real once the caller's
-    transaction commits, with its job rows; until then the caller holds no other row.
+    waits its turn: an idle answer would keep the worker away for seconds. Nothing is taken until the
+    caller commits it with its job rows; until then the caller holds no other row.
     """
     if not queue.classes:
         return None

@@ -200,7 +200,7 @@ def activate(stored: StoredRequest, *, claim: OperationKeyClaim | None, now: dat
 
 
 def build_accepted(stored: StoredRequest, *, is_raid: bool) -> dict[str, Any]:
-    """The body of a 202: `message` only when no online worker can take the request, and never in a raid."""
+    """The body of a 202: a `message` warns while nobody online can serve it, except in a raid."""
     body: dict[str, Any] = {"id": str(stored.id), "kudos": stored.quote}
     if not stored.availability.workers and not is_raid:
         body["message"] = NO_WORKER_WARNING

@@ -150,7 +150,7 @@ def find_dropped_messages(messages: Sequence[Mapping[str, Any]], sizes: MessageS
 def _list_droppable_turns(messages: Sequence[Mapping[str, Any]]) -> list[list[int]]:
     """Whole turns before the latest user message, oldest first; system messages stay wherever they sit.
 
-    A turn is a user message with the assistant message right after it; calls always go together with their answers,
+    What a user says and the reply that follows are one turn; calls always go together with their answers,
     since a history that kept one without the other would be refused.
     """
     latest_user = max((index for index, message in enumerate(messages) if message["role"] == "user"), default=None)

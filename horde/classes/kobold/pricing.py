@@ -138,16 +138,14 @@ def compute_uptime_reward(*, max_context_length: int, multiplier: float, is_know
 
 
 def compute_free_output_allowance(wait_seconds: float | None, limits: AllowanceLimits) -> int:
-    """Tokens of output a request may use without holding kudos; None is a request that no worker is eligible for.
+    """Output, in tokens, that needs no kudos beforehand; a wait of None means that no worker is eligible.
 
-    Falls in a straight line from the ceiling to the floor as the estimated wait grows.
+    Between the two waits of the limits it drops evenly from the ceiling to the floor.
     Source: docs/reference/chat_requests.md, "Free output allowance".
     """
-    if wait_seconds is None:
-        return limits.floor_tokens
-    if wait_seconds <= limits.full_wait_seconds:
+    if wait_seconds is not None and wait_seconds <= limits.full_wait_seconds:
         return limits.ceiling_tokens
-    if wait_seconds >= limits.floor_wait_seconds:
+    if wait_seconds is None or wait_seconds >= limits.floor_wait_seconds:
         return limits.floor_tokens
     waited = (wait_seconds - limits.full_wait_seconds) / (limits.floor_wait_seconds - limits.full_wait_seconds)
     return round(limits.ceiling_tokens - waited * (limits.ceiling_tokens - limits.floor_tokens))
