@@ -63,6 +63,9 @@ def configure_logging(level: str, json: bool, stream: TextIO | None = None) -> N
     # httpx logs each URL at INFO, and a signed URL is a secret.
     root.setLevel(logging.WARNING)
     logging.getLogger("horde").setLevel(level.upper())
+    # No line names the place, thread or process it comes from, and finding them costs more than writing it.
+    logging._srcfile = None
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
 
 
 def build_event_fields(record: logging.LogRecord) -> dict[str, object]:

@@ -256,12 +256,14 @@ class _Verdicts:
         self._epoch: int | None = None
         self._lock = threading.Lock()
 
-    def find(self, wp_id: UUID, epoch: int | None) -> WorkerAvailability | None:
+    def find(self, wp_id: UUID) -> WorkerAvailability | None:
         verdict = self._by_request.get(wp_id)
         if verdict is None or time.monotonic() - verdict.made >= VERDICT_SECONDS:
             return None
-        if not verdict.availability.workers and (epoch is None or epoch != self._epoch):
-            return None
+        if not verdict.availability.workers:
+            epoch = get_counter(WORKERS_EPOCH_KEY)  # asked for a no alone: a yes stands for its minute
+            if epoch is None or epoch != self._epoch:
+                return None
         return verdict.availability
 
     def remember(self, wp_id: UUID, availability: WorkerAvailability, epoch: int | None) -> None:
@@ -290,17 +292,17 @@ def remember_availability(wp_id: UUID, availability: WorkerAvailability) -> None
     Only who can serve it: a worker may have appeared since "nobody" was measured, and clients give up on the first no.
     """
     if availability.workers:
-        _verdicts.remember(wp_id, availability, get_counter(WORKERS_EPOCH_KEY))
+        _verdicts.remember(wp_id, availability, _copy.epoch)
 
 
 def get_stored_request_availability(
     session: Session, wp_id: UUID, *, validated_backends: Collection[str], now: datetime
 ) -> WorkerAvailability:
     """The availability of a stored request, measured at most once a minute; none when the request is gone."""
-    epoch = get_counter(WORKERS_EPOCH_KEY)
-    known = _verdicts.find(wp_id, epoch)
+    known = _verdicts.find(wp_id)
     if known is not None:
         return known
+    epoch = get_counter(WORKERS_EPOCH_KEY)  # before the workers are read: a change meanwhile ends a no
     facts = find_request_facts(session, wp_id)
     if facts is None:
         return WorkerAvailability(workers=())

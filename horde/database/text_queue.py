@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import select
+from sqlalchemy import Text, cast, select
 from sqlalchemy.orm import Session
 
 from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
@@ -83,7 +83,7 @@ def build_queue_snapshot(rows: Iterable[QueueRow]) -> QueueSnapshot:
 waiting = table_of(TextWaitingPrompt).c
 
 _LIST_QUEUE = (
-    select(waiting.id, waiting.queue_class, waiting.max_length, waiting.max_context_length, waiting.n)
+    select(cast(waiting.id, Text), waiting.queue_class, waiting.max_length, waiting.max_context_length, waiting.n)
     .where(is_live(waiting), waiting.wp_type == TEXT_FAMILY)
     .order_by(get_rank(waiting).desc(), waiting.created, waiting.id)
 )
@@ -91,7 +91,7 @@ _LIST_QUEUE = (
 
 def list_queue_rows(session: Session) -> list[QueueRow]:
     """Every waiting text request in queue order, in one statement."""
-    return [(str(row[0]), row[1], row[2], row[3], row[4]) for row in session.execute(_LIST_QUEUE)]
+    return [(row[0], row[1], row[2], row[3], row[4]) for row in session.execute(_LIST_QUEUE)]
 
 
 def publish_queue(rows: list[QueueRow]) -> None:

@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ARRAY, Text, any_, bindparam, cast, delete, func, insert, select
+from sqlalchemy import ARRAY, Integer, Select, Text, any_, bindparam, cast, delete, func, insert, select
 from sqlalchemy.orm import Session
 
 from horde.classes.base.kudos import upfront_hold_id
@@ -65,14 +65,21 @@ class NewTextRequest:
 
 requests, wanted_models, targets = table_of(TextWaitingPrompt), table_of(WPModels), table_of(WPAllowedWorkers)
 
-_COUNT_WAITING = select(func.coalesce(func.sum(requests.c.n), 0)).where(
-    is_live(requests.c), requests.c.wp_type == TEXT_FAMILY, requests.c.user_id == bindparam("user_id")
-)
-_COUNT_WAITING_FOR_MODELS = (
-    _COUNT_WAITING.select_from(requests)
-    .join(wanted_models, wanted_models.c.wp_id == requests.c.id)
-    .where(wanted_models.c.model == any_(cast(bindparam("models"), ARRAY(Text))))
-)
+
+def _build_count_waiting(*, of_models: bool) -> Select[Any]:
+    """Waiting generations of an account, counted no further than the limit: each row stands for one at least."""
+    rows = select(requests.c.n).where(
+        is_live(requests.c), requests.c.wp_type == TEXT_FAMILY, requests.c.user_id == bindparam("user_id")
+    )
+    if of_models:
+        is_named = wanted_models.c.model == any_(cast(bindparam("models"), ARRAY(Text)))
+        rows = rows.join_from(requests, wanted_models, wanted_models.c.wp_id == requests.c.id).where(is_named)
+    counted = rows.limit(bindparam("limit", type_=Integer)).subquery()
+    return select(func.coalesce(func.sum(counted.c.n), 0))
+
+
+_COUNT_WAITING = _build_count_waiting(of_models=False)
+_COUNT_WAITING_FOR_MODELS = _build_count_waiting(of_models=True)
 
 
 def require_worker_ids(session: Session, worker_ids: Sequence[str]) -> tuple[UUID, ...]:
@@ -99,20 +106,21 @@ def _worker_missing(worker_id: str) -> NotFound:
     return NotFound(f"Worker with ID '{worker_id[:64]}' does not exist.", ReturnCode.WORKER_NOT_FOUND)
 
 
-def count_waiting_generations(session: Session, user_id: int, models: Sequence[str]) -> int:
-    """Generations of a user's text and chat requests still to be handed out.
+def count_waiting_generations(session: Session, user_id: int, models: Sequence[str], *, limit: int) -> int:
+    """Generations of a user's text and chat requests still to be handed out; beyond `limit` it stops counting.
 
     Anonymous with a model list counts those naming any of the models, once for each matching name: its allowance
     holds for each group of models, or one busy model would close the horde to everybody without an account.
     """
     if user_id == ANONYMOUS_ID and models:
-        return int(session.scalar(_COUNT_WAITING_FOR_MODELS, {"user_id": user_id, "models": list(models)}) or 0)
-    return int(session.scalar(_COUNT_WAITING, {"user_id": user_id}) or 0)
+        facts = {"user_id": user_id, "models": list(models), "limit": limit + 1}
+        return int(session.scalar(_COUNT_WAITING_FOR_MODELS, facts) or 0)
+    return int(session.scalar(_COUNT_WAITING, {"user_id": user_id, "limit": limit + 1}) or 0)
 
 
 def check_concurrency(session: Session, caller: Caller, n: int, models: Sequence[str]) -> None:
     """Refuse more waiting generations than an account may have; raises TooManyRequests."""
-    waiting = count_waiting_generations(session, caller.id, models)
+    waiting = count_waiting_generations(session, caller.id, models, limit=caller.concurrency)
     if waiting + n <= caller.concurrency:
         return
     if caller.is_anonymous:
