@@ -16,7 +16,9 @@ TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 # Utility statements are told apart by their text, which pg_stat_statements keeps as the driver sent it.
 _COUNTS = """
     SELECT
-        coalesce(sum(calls) FILTER (WHERE upper(query) NOT IN ('COMMIT', 'ROLLBACK') AND upper(query) NOT LIKE 'BEGIN%'), 0)::bigint,
+        coalesce(sum(calls) FILTER (
+            WHERE upper(query) NOT IN ('COMMIT', 'ROLLBACK') AND upper(query) NOT LIKE 'BEGIN%'
+        ), 0)::bigint,
         coalesce(sum(calls) FILTER (WHERE upper(query) = 'COMMIT'), 0)::bigint,
         coalesce(sum(calls) FILTER (WHERE upper(query) = 'ROLLBACK'), 0)::bigint
     FROM pg_stat_statements
