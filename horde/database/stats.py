@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from uuid import UUID
 
-from sqlalchemy import case, exists, func, literal, select, union, update
+from sqlalchemy import and_, case, exists, func, literal, or_, select, union, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -123,6 +123,14 @@ def compute_model_figures(session: Session, now: datetime) -> dict[str, ModelFig
             eta=compute_eta(queued_tokens=tokens, thread_count=count, tokens_per_second=speed),
         )
     return figures
+
+
+def is_model_served(session: Session, name: str, now: datetime) -> bool:
+    """Whether an online worker out of maintenance offers exactly this model, as it stands."""
+    offers = exists().where(WorkerModel.worker_id == TextWorker.id, WorkerModel.model == name)
+    offers_chat = and_(TextWorker.accepts_chat_jobs, TextWorker.chat_model_id == name)
+    is_online = and_(TextWorker.last_check_in >= online_since(now), ~TextWorker.maintenance)
+    return bool(session.scalar(select(exists().where(is_online, or_(offers, offers_chat)))))
 
 
 def compute_eta(*, queued_tokens: float, thread_count: int, tokens_per_second: float) -> int:

@@ -198,6 +198,18 @@ def test_a_model_is_found_by_its_exact_name(client: FlaskClient, owner: int, pat
     assert [entry["name"] for entry in answer.json] == [ODD_NAME]
 
 
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_model_is_found_the_moment_its_worker_comes(client: FlaskClient, owner: int, chat: bool) -> None:
+    assert client.get(f"/api/v2/status/models/{quote(ODD_NAME)}").status_code == 404
+    threads.publish_models()
+    if chat:
+        make_chat_worker(owner, ODD_NAME)
+    else:
+        make_worker(owner, (ODD_NAME,))
+    (entry,) = client.get(f"/api/v2/status/models/{quote(ODD_NAME)}").json
+    assert (entry["name"], entry["count"]) == (ODD_NAME, 1)
+
+
 def test_a_model_of_the_reference_is_found_without_a_worker(client: FlaskClient) -> None:
     (entry,) = client.get(f"/api/v2/status/models/{CHRONOS}").json
     assert (entry["name"], entry["count"], entry["queued"], entry["eta"]) == (CHRONOS, 0, 0.0, 0)

@@ -21,6 +21,7 @@ from horde.database.stats import (
     get_horde_modes,
     get_model_figures,
     get_totals,
+    is_model_served,
     set_horde_modes,
     stop_waiting_requests,
 )
@@ -135,9 +136,12 @@ class Model(Resource):
     @namespace.response(404, "ModelNotFound")
     def get(self, model_name: str) -> list[Entry]:
         """The model in a list of one, if a worker serves it or the reference lists it."""
+        now = clock.utcnow()
         with transaction() as session:
-            figures = get_model_figures(session, clock.utcnow())
-        model = figures.get(model_name, ModelFigures(name=model_name))
+            figures = get_model_figures(session, now)
+            model = figures.get(model_name, ModelFigures(name=model_name))
+            if not model.is_served and is_model_served(session, model_name, now):  # its worker came since
+                model = compute_model_figures(session, now).get(model_name, model)
         if not model.is_served and not is_known_text_model(model_name):
             raise NotFound(f"Model '{model_name}' not found.", ReturnCode.MODEL_NOT_FOUND)
         return [build_entry(model)]
