@@ -176,7 +176,7 @@ def test_it_declares_what_llama_cpp_does(bridge: ScriptedHorde) -> None:
 
 
 def test_a_chat_is_answered(bridge: ScriptedHorde) -> None:
-    reply = bridge.ask(max_length=32)
+    reply = bridge.ask(max_length=32, seed=7)
     assert reply["message"]["content"]
     assert reply["finish_reason"] in ("stop", "length")
     assert 0 < reply["completion_tokens"] <= 32

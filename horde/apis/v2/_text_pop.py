@@ -145,7 +145,7 @@ def check_owner(caller: Caller) -> None:
 def find_named_worker(session: Session, name: str) -> TextWorker | None:
     """The text worker of a name; raises BadRequest when a worker of another kind has it."""
     worker = find_named_text_worker(session, name)
-    if worker is None and session.scalar(select(Worker.id).where(Worker.name == name)) is not None:
+    if worker is None and session.scalar(select(Worker.id).where(Worker.name == name, Worker.worker_type != "text_worker")):
         message = f"The name '{name}' belongs to a worker of another kind."
         raise BadRequest(message, ReturnCode.POLYMORPHIC_NAME_CONFLICT)
     return worker
