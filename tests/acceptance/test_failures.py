@@ -601,6 +601,9 @@ def test_no_json_of_any_shape_is_answered_with_a_5xx(steady: Horde, client: Acco
     for raw in (b"", b"nul", b"[" * 100_000, b'{"a":' * 100_000, b"\xff\xfe", b'{"a": NaN}', b'{"a": 1e999}', b"\xef\xbb\xbf{}"):
         for route in bodies:
             answer = post_raw(steady, route, raw, client.key)
+            while answer.status_code == 429:  # a fast machine meets the limit of 60 a second
+                time.sleep(1.0)
+                answer = post_raw(steady, route, raw, client.key)
             assert (answer.status_code, answer.headers["content-type"]) == (400, JSON), (route, raw[:20], answer.text)
 
 
