@@ -21,13 +21,13 @@ from horde.apis.requests import (
     get_client_address,
 )
 from horde.apis.responses import answer_preflight, register_response_hooks, write_json_with_standard_library
-from horde.apis.v2 import base, heartbeat, kobold, workers
+from horde.apis.v2 import base, heartbeat, kobold, sharedkeys, workers
 from horde.apis.v2 import users as user_routes
 from horde.config import VERSION, Config
 from horde.database import users
 from horde.limiter import init_limiter
 
-RESOURCE_MODULES: tuple[ModuleType, ...] = (heartbeat, base, workers, kobold, user_routes, register)
+RESOURCE_MODULES: tuple[ModuleType, ...] = (heartbeat, base, workers, kobold, user_routes, sharedkeys, register)
 """Modules with a `register(api)` that adds their routes."""
 
 
