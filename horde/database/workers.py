@@ -162,7 +162,7 @@ def require_worker(session: Session, worker_id: str) -> TextWorker:
     parsed = parse_id(worker_id)
     worker = None if parsed is None else session.get(TextWorker, parsed)
     if worker is None:
-        raise NotFound(f"Worker with ID '{worker_id}' not found.", ReturnCode.WORKER_NOT_FOUND)
+        raise NotFound(f"Worker with ID '{worker_id[:64]}' not found.", ReturnCode.WORKER_NOT_FOUND)
     return worker
 
 

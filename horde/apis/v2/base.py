@@ -13,6 +13,7 @@ from horde.apis.bodies import Body, Query, read_body, read_query
 from horde.apis.models.base import build_active_model, build_horde_modes, build_horde_performance
 from horde.apis.requests import find_api_key, require_api_key
 from horde.chat_signal import ChatEvent
+from horde.classes.kobold.text_request import MAX_MODEL_NAME_LENGTH
 from horde.database.caches import TimedCache
 from horde.database.stats import (
     ModelFigures,
@@ -143,7 +144,7 @@ class Model(Resource):
             if not model.is_served and is_model_served(session, model_name, now):  # its worker came since
                 model = compute_model_figures(session, now).get(model_name, model)
         if not model.is_served and not is_known_text_model(model_name):
-            raise NotFound(f"Model '{model_name}' not found.", ReturnCode.MODEL_NOT_FOUND)
+            raise NotFound(f"Model '{model_name[:MAX_MODEL_NAME_LENGTH]}' not found.", ReturnCode.MODEL_NOT_FOUND)
         return [build_entry(model)]
 
 

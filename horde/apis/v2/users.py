@@ -241,7 +241,7 @@ def require_details(session: Session, user_id: int, privilege: Privilege) -> Det
 
 def user_not_found(user_id: str) -> NotFound:
     """The refusal of an id that nobody has."""
-    return NotFound(f"User with ID '{user_id}' not found.", ReturnCode.USER_NOT_FOUND)
+    return NotFound(f"User with ID '{user_id[:64]}' not found.", ReturnCode.USER_NOT_FOUND)
 
 
 def get_privilege(viewer: Caller | None, user_id: int) -> Privilege:

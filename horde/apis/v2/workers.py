@@ -113,7 +113,7 @@ class Worker(Resource):
             caller = find_caller(session, find_api_key())
             record = None if parsed is None else find_worker_record(session, parsed, clock.utcnow())
         if record is None:
-            raise NotFound(f"Worker with ID '{worker_id}' not found.", ReturnCode.WORKER_NOT_FOUND)
+            raise NotFound(f"Worker with ID '{worker_id[:64]}' not found.", ReturnCode.WORKER_NOT_FOUND)
         return narrow_details(record, get_privilege(caller, record))
 
     @namespace.doc(params=REQUIRED_KEY)
@@ -176,7 +176,7 @@ class WorkerByName(Resource):
             caller = find_caller(session, find_api_key())
             record = find_worker_record_by_name(session, worker_name, clock.utcnow())
         if record is None:
-            raise NotFound(f"Worker with name '{worker_name}' not found.", ReturnCode.WORKER_NOT_FOUND)
+            raise NotFound(f"Worker with name '{worker_name[:MAX_NAME_LENGTH]}' not found.", ReturnCode.WORKER_NOT_FOUND)
         return narrow_details(record, get_privilege(caller, record))
 
 
@@ -271,7 +271,7 @@ def change_team(session: Session, worker: TextWorker, team: str) -> str:
     team_id = parse_id(team)
     team_name = None if team_id is None else find_team_name(session, team_id)
     if team_name is None:
-        raise NotFound(f"Team with ID '{team}' not found.", ReturnCode.TEAM_NOT_FOUND)
+        raise NotFound(f"Team with ID '{team[:64]}' not found.", ReturnCode.TEAM_NOT_FOUND)
     worker.team_id = team_id
     return team_name
 
