@@ -20,7 +20,7 @@ from horde_sdk.generation_parameters.text.chat_limits import (
     chat_schema_exceeds_nesting,
 )
 from horde_sdk.generation_parameters.text.chat_policy import DEFAULT_CHAT_CONFORMANCE, ChatConformance
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, TypeAdapter, ValidationError, model_validator
 
 from horde.exceptions import BadRequest
 from horde.json_body import parse_json_body as parse_json_body
@@ -116,11 +116,17 @@ class _StrictModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def drop_nulls(cls, data: Any) -> Any:
-        """Leave the null of an unknown key in place, so that it is refused like any other value."""
-        if not isinstance(data, dict) or None not in data.values():
+        """Leave the null of an unknown key in place, so that it is refused like any other value.
+
+        Of unknown keys the first alone is kept: it is the one named, and an error for each of a million takes half a
+        minute of the whole process.
+        """
+        if not isinstance(data, dict):
             return data
         known = {field.alias or name for name, field in cls.model_fields.items()}
-        return {key: value for key, value in data.items() if value is not None or key not in known}
+        first_unknown = next((key for key in data if key not in known), None)
+        kept = {key: data[key] for key in known & data.keys() if data[key] is not None}
+        return kept if first_unknown is None else kept | {first_unknown: data[first_unknown]}
 
 
 def _parse_uuid(value: object) -> object:
@@ -212,8 +218,8 @@ class ChatResponseFormat(_StrictModel):
     json_schema: ChatJsonSchema | None = None
 
 
-_TOOLS: Final = TypeAdapter(list[ChatTool])
-_TOOL_CALLS: Final = TypeAdapter(list[ChatToolCall])
+_TOOLS: Final = TypeAdapter(Annotated[list[ChatTool], FailFast()])
+_TOOL_CALLS: Final = TypeAdapter(Annotated[list[ChatToolCall], FailFast()])
 _FUNCTION_CHOICE: Final = TypeAdapter(ChatFunctionChoice)
 _RESPONSE_FORMAT: Final = TypeAdapter(ChatResponseFormat)
 _HORDE_OPTIONS: Final = TypeAdapter(ChatHordeOptions)

@@ -28,7 +28,7 @@ from horde.classes.base.worker import (
 )
 from horde.classes.kobold.chat_request import ChatDeclaration
 from horde.classes.kobold.pricing import build_uptime_movements, compute_uptime_reward
-from horde.classes.kobold.text_request import LenientBody, WholeNumber
+from horde.classes.kobold.text_request import LenientBody, Values, WholeNumber
 from horde.classes.kobold.waiting_prompt import TEXT_PAYLOAD_DEFAULTS
 from horde.classes.kobold.worker import (
     CheckIn,
@@ -69,12 +69,12 @@ class TextPopBody(LenientBody):
     """The keys of a text pop; the chat declaration is checked by `parse_chat_declaration_fields`."""
 
     name: Annotated[str, Field(min_length=1, max_length=4096)]
-    models: list[CountedName] = Field(default_factory=list)
+    models: Values[CountedName] = Field(default_factory=list)
     bridge_agent: str = UNKNOWN_BRIDGE_AGENT
     threads: Annotated[WholeNumber, Field(ge=1, le=50)] = 1
     amount: Annotated[WholeNumber, Field(ge=1, le=20)] = 1
     nsfw: bool = True
-    priority_usernames: list[CountedName] = Field(default_factory=list)
+    priority_usernames: Values[CountedName] = Field(default_factory=list)
     max_length: Annotated[WholeNumber, Field(ge=1, le=2**31 - 1)] = 512
     max_context_length: Annotated[WholeNumber, Field(ge=1, le=2**31 - 1)] = 2048
 

@@ -26,7 +26,7 @@ from horde.classes.kobold.processing_generation import (
     build_gate_shadow_attributes,
     seconds_since,
 )
-from horde.classes.kobold.text_request import LenientBody, WholeNumber, parse_lenient_body
+from horde.classes.kobold.text_request import LenientBody, Values, WholeNumber, parse_lenient_body
 from horde.database.text_jobs import (
     Fault,
     JobFacts,
@@ -69,7 +69,7 @@ class TextSubmitBody(LenientBody):
     generation: str
     state: SubmissionState = Field(default=SubmissionState.OK, strict=False)
     seed: Annotated[WholeNumber, Field(ge=-(2**63), le=2**63 - 1)] = 0
-    gen_metadata: list[GenerationMetadata] = Field(default_factory=list)
+    gen_metadata: Values[GenerationMetadata] = Field(default_factory=list)
 
 
 def require_job(job: JobFacts | None, caller: Caller | None, job_id: str) -> JobFacts:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError, model_validator
 
 from horde.chat_contract import CHARACTERS_PER_PROMPT_TOKEN
 from horde.classes.kobold._chat_context import grow_context
@@ -29,6 +29,8 @@ FREE_EXTRA_SOURCE_IMAGES = 1  # what anybody may send
 MAX_MODEL_NAME_LENGTH = 255
 MAX_TARGET_COUNT = 1000  # no client lists more; bounds what is looked up and stored
 
+# Of the values of an array the first bad one alone is reported: a million errors take the whole process for half a minute.
+type Values[T] = Annotated[list[T], FailFast()]
 ModelName = Annotated[str, Field(min_length=1, max_length=MAX_MODEL_NAME_LENGTH)]
 
 
@@ -73,14 +75,14 @@ class TextRequestBody(LenientBody):
 
     prompt: str
     params: dict[str, Any] = Field(default_factory=dict)
-    models: list[ModelName] = Field(default_factory=list, max_length=MAX_TARGET_COUNT)
+    models: Values[ModelName] = Field(default_factory=list, max_length=MAX_TARGET_COUNT)
     softprompt: Annotated[str, Field(min_length=1)] | None = None
     trusted_workers: bool = False
     validated_backends: bool = False
     slow_workers: bool = True
     extra_slow_workers: bool = False  # this and `nsfw` mean nothing on text, yet have to be booleans
     nsfw: bool = True
-    workers: list[str] = Field(default_factory=list, max_length=MAX_TARGET_COUNT)
+    workers: Values[str] = Field(default_factory=list, max_length=MAX_TARGET_COUNT)
     worker_blacklist: bool = False
     dry_run: bool = False
     proxied_account: Annotated[str, Field(max_length=255)] | None = None
