@@ -179,8 +179,11 @@ def build_tensors(tokeniser: Tokeniser, end_chance: float, seed: int) -> dict[st
     return tensors
 
 
-def write_tiny_model(path: Path, *, context_tokens: int = 4096, end_chance: float = 0.02, seed: int = 1) -> None:
-    """Write the model. ``end_chance`` is that of the turn's end at each step: replies have 1 / end_chance tokens on average."""
+def write_tiny_model(path: Path, *, context_tokens: int = 4096, end_chance: float = 0.0001, seed: int = 1) -> None:
+    """Write the model. ``end_chance`` is that of the turn's end at each step.
+
+    So small that no reply is empty by chance: a token limit, a stop word, a grammar or a bias ends most.
+    """
     tokeniser = build_tokeniser()
     ids = tokeniser.ids
     writer = gguf.GGUFWriter(path, "llama")

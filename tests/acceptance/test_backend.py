@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.tiny_gguf import TURN_END
+
 TOOL = {
     "type": "function",
     "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
@@ -27,8 +29,10 @@ def test_replies_are_words(tiny_backend: str) -> None:
     assert answer["usage"]["completion_tokens"] <= 40
 
 
-def test_replies_end_by_themselves(tiny_backend: str) -> None:
-    answer = ask(tiny_backend, "/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3000})
+def test_the_models_end_token_ends_a_reply(tiny_backend: str) -> None:
+    (end,) = ask(tiny_backend, "/tokenize", {"content": TURN_END, "parse_special": True, "add_special": False})["tokens"]
+    body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3000, "logit_bias": [[end, 6.0]]}
+    answer = ask(tiny_backend, "/v1/chat/completions", body)
     assert answer["choices"][0]["finish_reason"] == "stop"
 
 
