@@ -617,7 +617,7 @@ def damaged_bodies(draw: st.DrawFn) -> object:
         while isinstance(place, dict | list) and place:
             step = draw(st.sampled_from(sorted(place) if isinstance(place, dict) else list(range(len(place)))))
             if draw(st.booleans()) or not isinstance(place[step], dict | list):
-                place[step] = draw(VALUES | SHAPES)
+                place[step] = copy.deepcopy(draw(VALUES | SHAPES))  # else the next damage would be done to the shape itself
                 break
             place = place[step]
         if isinstance(place, dict) and draw(st.booleans()):
