@@ -2,6 +2,7 @@
 """Workers as the API shows them, and what their owners and moderators may change."""
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -53,6 +54,8 @@ _PROFANE_WORDS = frozenset(
     | {"motherfucker", "nigga", "nigger", "niggers", "shit", "tranny", "whore"}
 )
 _LETTER_FOR_DIGIT = str.maketrans("013457@$", "oieastas")
+MAX_CLEANED_LENGTH = 4096
+_MARKUP = re.compile(r"<[^<>]{0,1000}>")
 _WORD = re.compile(r"[^\W_]+")
 
 
@@ -77,6 +80,25 @@ def parse_id(text: str) -> UUID | None:
     except ValueError:
         return None
     return parsed if str(parsed) == text.lower() else None
+
+
+def clean_shown_text(text: str) -> str:
+    """A text of a worker's owner fit to be shown to others: no markup, no angle brackets, nothing invisible, trimmed.
+
+    Spaces inside stay as they are: workers are found by their names. Of a longer text the first 4096 characters count,
+    more than any column holds.
+    """
+    return "".join(map(_show, _MARKUP.sub("", text[:MAX_CLEANED_LENGTH]))).strip()
+
+
+def _show(character: str) -> str:
+    """The character; a space for what breaks a line, nothing for angle brackets and what cannot be seen."""
+    if character in "<>":
+        return ""
+    category = unicodedata.category(character)
+    if character.isspace() and category != "Zs":
+        return " "
+    return "" if category.startswith("C") else character
 
 
 def is_profane(text: str) -> bool:

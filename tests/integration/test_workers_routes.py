@@ -326,3 +326,14 @@ def test_a_name_with_slashes_is_found(client: FlaskClient, owner: tuple[int, dic
     make_worker(owner[0], name="a/b c?é")
     for path in (quote("a/b c?é"), quote("a/b c?é", safe="")):
         assert client.get(f"/api/v2/workers/name/{path}").json["name"] == "a/b c?é"
+
+
+def test_a_new_name_and_info_are_shown_without_markup_and_control_characters(app: Flask) -> None:
+    owner_id, key = make_user()
+    worker_id = make_worker(owner_id)
+    body = {"name": "<b>\u202ea new\x07</b> name", "info": "<script>x", "maintenance_msg": "back\n<i>soon</i>"}
+    answer = app.test_client().put(f"/api/v2/workers/{worker_id}", json=body, headers={"apikey": key})
+    assert answer.status_code == 200, answer.json
+    assert answer.json == {"name": "a new name", "info": "x", "maintenance_msg": "back soon"}
+    refused = app.test_client().put(f"/api/v2/workers/{worker_id}", json={"name": "\u200b" * 9}, headers={"apikey": key})
+    assert (refused.status_code, refused.json["rc"]) == (400, "BadRequest")

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """The steps of a text worker's pop: who it is, its check-in, the queue, the job."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -49,7 +48,7 @@ from horde.database.text_functions import (
 )
 from horde.database.text_jobs import AssignedJobs, assign_jobs
 from horde.database.users import Caller
-from horde.database.workers import is_profane
+from horde.database.workers import clean_shown_text, is_profane
 from horde.db import after_commit, insert_rows, table_of
 from horde.exceptions import BadRequest, Forbidden, HordeError
 from horde.model_reference import get_text_model_multiplier, is_known_text_model
@@ -60,7 +59,6 @@ MAX_WORKER_NAME_LENGTH = 100
 RESERVED_NAME_WORDS = ("colab", "tpu", "google")
 UNTRUSTED_WORKER_COUNT = 3  # a fourth is still accepted
 TRUSTED_WORKER_COUNT = 20
-_MARKUP = re.compile(r"<[^<>]{0,1000}>")
 
 CountedName = Annotated[str, Field(max_length=4096)]
 
@@ -80,13 +78,13 @@ class TextPopBody(LenientBody):
 
     @property
     def clean_name(self) -> str:
-        """The worker's name: trimmed, without markup, cut to what the column holds."""
-        return _MARKUP.sub("", self.name).strip()[:MAX_WORKER_NAME_LENGTH]
+        """The worker's name as it is shown, cut to what the column holds."""
+        return clean_shown_text(self.name)[:MAX_WORKER_NAME_LENGTH].rstrip()
 
     @property
     def clean_agent(self) -> str:
         """The bridge agent without markup; a long one is cut, since one worker's grows with every reload."""
-        return _MARKUP.sub("", self.bridge_agent)[:MAX_BRIDGE_AGENT_LENGTH]
+        return clean_shown_text(self.bridge_agent)[:MAX_BRIDGE_AGENT_LENGTH]
 
     @property
     def known_models(self) -> list[str]:

@@ -26,6 +26,7 @@ from horde.database.workers import (
     OWNER,
     PUBLIC,
     WorkerRecord,
+    clean_shown_text,
     delete_worker,
     find_team_name,
     find_worker_record,
@@ -39,10 +40,11 @@ from horde.database.workers import (
     require_worker,
 )
 from horde.db import after_commit, transaction
-from horde.exceptions import BadRequest, Forbidden, NotFound, Unauthorized
+from horde.exceptions import BadRequest, Forbidden, NotFound, PayloadInvalid, Unauthorized
 from horde.limiter import limit_worker
 from horde.return_codes import ReturnCode
 
+MIN_NAME_LENGTH = 5
 MAX_NAME_LENGTH = 100
 MAX_INFO_LENGTH = 1000
 
@@ -72,7 +74,7 @@ class WorkerChanges(Body):
     maintenance_msg: str | None = Field(None, max_length=300)
     paused: bool | None = None
     info: str | None = None
-    name: str | None = Field(None, min_length=5)
+    name: str | None = Field(None, min_length=MIN_NAME_LENGTH)
     team: str | None = Field(None, max_length=36)
 
 
@@ -232,7 +234,7 @@ def change_worker(session: Session, worker: TextWorker, changes: WorkerChanges) 
         answer["maintenance"] = worker.maintenance = changes.maintenance
         worker.maintenance_msg = DEFAULT_MAINTENANCE_MESSAGE
     if changes.maintenance_msg is not None:
-        answer["maintenance_msg"] = worker.maintenance_msg = changes.maintenance_msg
+        answer["maintenance_msg"] = worker.maintenance_msg = clean_shown_text(changes.maintenance_msg)
     if changes.paused is not None:
         answer["paused"] = worker.paused = changes.paused
     if changes.info is not None:
@@ -246,7 +248,8 @@ def change_worker(session: Session, worker: TextWorker, changes: WorkerChanges) 
 
 
 def check_info(info: str) -> str:
-    """The description, when it is fit to be shown."""
+    """The description as it is shown; raises BadRequest when it is not fit to be."""
+    info = clean_shown_text(info)
     if len(info) > MAX_INFO_LENGTH:
         raise BadRequest(f"The info is longer than {MAX_INFO_LENGTH} characters.", ReturnCode.TOO_LONG_WORKER_NAME)
     if is_profane(info):
@@ -255,7 +258,10 @@ def check_info(info: str) -> str:
 
 
 def check_name(name: str) -> str:
-    """The name, when it is fit to be shown."""
+    """The name as a pop would store it too; raises BadRequest when it is not fit to be shown."""
+    name = clean_shown_text(name)
+    if len(name) < MIN_NAME_LENGTH:
+        raise PayloadInvalid({"name": f"String should have at least {MIN_NAME_LENGTH} visible characters"})
     if len(name) > MAX_NAME_LENGTH:
         raise BadRequest(f"The name is longer than {MAX_NAME_LENGTH} characters.", ReturnCode.TOO_LONG_WORKER_NAME)
     if is_profane(name):

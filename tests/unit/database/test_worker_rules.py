@@ -11,6 +11,7 @@ from horde.database.workers import (
     OWNER,
     PUBLIC,
     WorkerRecord,
+    clean_shown_text,
     describe_performance,
     is_profane,
     narrow_details,
@@ -74,3 +75,26 @@ def test_details_are_narrowed(privilege: int, is_public: bool, keys: set[str]) -
     every = {"name", "owner", "messages", "paused", "suspicious", "ipaddr", "contact"}
     record = WorkerRecord(owner_id=1, is_public=is_public, details=dict.fromkeys(every, 1))
     assert narrow_details(record, privilege).keys() == keys
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a plain name", "a plain name"),
+        ("two  spaces", "two  spaces"),  # as names of existing workers may have them
+        ("<b>bold</b> name", "bold name"),
+        ("<scr<b>ipt>alert(1)", "scriptalert(1)"),
+        ("<<b>img src=x onerror=1>", "img src=x onerror=1"),
+        ("a < b > c", "a  c"),
+        ("half <open", "half open"),
+        ("line\nbreak\ttab\u2028separator", "line break tab separator"),
+        ("bell\x07 and \x1b[2Jescape\x7f", "bell and [2Jescape"),
+        ("\u202egnp.exe\u202c", "gnp.exe"),
+        ("\u200b\u2060\ufeff", ""),
+        ("\U0001f4a9 e\u0301 名前", "\U0001f4a9 e\u0301 名前"),
+        ("<" * 50_000, ""),
+        ("<a" * 50_000, "a" * 2048),
+    ],
+)
+def test_text_shown_to_others_has_neither_markup_nor_anything_invisible(text: str, shown: str) -> None:
+    assert clean_shown_text(text) == shown
