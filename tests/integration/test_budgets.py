@@ -159,7 +159,7 @@ def test_a_pop_with_a_job_stays_within_its_budget(
     with counting() as counted:
         job = post(served, "text/pop", POP, key)
     assert job["id"] is not None
-    assert len(counted.statements) <= (6 if is_due else 5), counted.statements
+    assert len(counted.statements) <= 5, counted.statements
     assert counted.transactions <= 2
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from uuid import uuid4
 
 from pydantic import Field
-from sqlalchemy import Update, bindparam, delete, func, inspect, select, update
+from sqlalchemy import ARRAY, Text, Update, bindparam, cast, delete, func, inspect, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -296,15 +296,16 @@ workers, offers = table_of(TextWorker), table_of(WorkerModel)
 
 @cache
 def build_worker_update(names: frozenset[str], *, is_check_in: bool) -> Update:
-    """The one update of a pop, for the columns that changed; a check-in needs the `last_check_in` that was read."""
+    """The one update of a pop, for the columns that changed; a check-in needs the `last_check_in` that was read.
+
+    Returns the models stored so far, in one row; no row for the loser of a race.
+    """
     statement = update(workers).where(workers.c.id == bindparam("worker_id"))
     if is_check_in:
         statement = statement.where(workers.c.last_check_in == bindparam("seen_check_in"))
     values = {name: bindparam(f"new_{name}", type_=workers.c[name].type) for name in names}
-    return statement.values(values).returning(workers.c.id)
-
-
-_LIST_OFFERS = select(offers.c.model).where(offers.c.worker_id == bindparam("worker_id"))
+    stored = select(func.array_agg(offers.c.model)).where(offers.c.worker_id == bindparam("worker_id")).scalar_subquery()
+    return statement.values(values).returning(func.coalesce(stored, cast([], ARRAY(Text))))
 
 
 def write_check_in(
@@ -313,6 +314,7 @@ def write_check_in(
     """Write a check-in; of two pops of one worker at once, one counts. The caller commits before the queue is read."""
     changes_service = pending.changes_service
     columns = pending.declared | ({} if pending.check_in is None else pending.check_in.columns)
+    stored_models: list[str] | None = []
     if pending.is_new:
         if not insert_worker(session, worker, caller):
             return
@@ -320,20 +322,19 @@ def write_check_in(
         statement = build_worker_update(frozenset(columns), is_check_in=pending.check_in is not None)
         values = {f"new_{name}": value for name, value in columns.items()}
         seen = {"worker_id": worker.id, "seen_check_in": pending.seen_check_in}
-        written = session.scalar(statement, values | (seen if pending.check_in is not None else {"worker_id": worker.id}))
-        if written is None:
+        stored_models = session.scalar(statement, values | (seen if pending.check_in is not None else {"worker_id": worker.id}))
+        if stored_models is None:
             return
     if pending.check_in is not None:
-        changes_service |= _write_models(session, worker, models, is_new=pending.is_new)
+        changes_service |= _write_models(session, worker, models, set(stored_models or ()))
         if pending.check_in.is_rewarded:
             _reward_uptime(session, worker, models, caller, now)
     if changes_service:
         after_commit(session, note_text_workers_changed)
 
 
-def _write_models(session: Session, worker: TextWorker, models: Sequence[str], *, is_new: bool) -> bool:
+def _write_models(session: Session, worker: TextWorker, models: Sequence[str], stored: set[str]) -> bool:
     """Store the offered models if the set changed; True when it did."""
-    stored = set() if is_new else set(session.scalars(_LIST_OFFERS, {"worker_id": worker.id}))
     if stored == set(models):
         return False
     if stored - set(models):
