@@ -6,9 +6,9 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import cast
+from typing import Any, cast
 
-from sqlalchemy import Connection, Engine, Table, create_engine, insert
+from sqlalchemy import Connection, Engine, Table, create_engine, event, insert
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
@@ -23,6 +23,7 @@ DEADLOCK_ATTEMPTS = 4
 DEADLOCK_CODES = frozenset({"40P01", "40001"})  # deadlock detected, serialization failure
 LOST_CONNECTION_CLASSES = ("08", "57P", "53")  # connection exceptions, operator intervention, out of connections
 _AFTER_COMMIT = "horde.after_commit"
+READS_ALONE = "horde_reads_alone"  # execution option of the connections that `reading` uses
 
 
 class Base(DeclarativeBase):
@@ -51,8 +52,21 @@ def connect(config: Config) -> Engine:
     )
     _State.engine = engine
     _State.sessions = sessionmaker(engine, expire_on_commit=False)
-    _State.reading_sessions = sessionmaker(engine.execution_options(isolation_level="AUTOCOMMIT"), expire_on_commit=False)
+    reading_engine = engine.execution_options(**{READS_ALONE: True})
+    event.listen(reading_engine, "engine_connect", _switch_to_autocommit)
+    event.listen(engine, "checkin", _switch_to_transactions)
+    _State.reading_sessions = sessionmaker(reading_engine, expire_on_commit=False)
     return engine
+
+
+def _switch_to_autocommit(connection: Connection) -> None:
+    """By the driver's own switch: SQLAlchemy's isolation level would send a SET with every connection given back."""
+    connection.connection.dbapi_connection.autocommit = True  # type: ignore[union-attr]
+
+
+def _switch_to_transactions(dbapi_connection: Any, _record: object) -> None:
+    if dbapi_connection is not None and not dbapi_connection.closed and dbapi_connection.autocommit:
+        dbapi_connection.autocommit = False
 
 
 def bind_sessions_to(connection: Connection) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient
-from sqlalchemy import Connection, event, update
+from sqlalchemy import Connection, event, text, update
 
 from devtools.services import ServiceAddresses
 from horde import db
@@ -59,7 +59,7 @@ def counting() -> Iterator[Counted]:
         counted.statements.append(statement)
 
     def count_transaction(connection: Connection) -> None:
-        if connection.get_execution_options().get("isolation_level") != "AUTOCOMMIT":  # as `db.reading` uses
+        if not connection.get_execution_options().get(db.READS_ALONE):
             counted.transactions += 1
 
     event.listen(engine, "before_cursor_execute", count_statement)
@@ -123,6 +123,17 @@ def test_an_idle_pop_costs_two_statements_one_transaction_and_no_write(served: F
     assert len(counted.statements) <= 2, counted.statements
     assert counted.transactions <= 1
     assert not [statement for statement in counted.statements if statement.lstrip().startswith(("UPDATE", "INSERT"))]
+
+
+def test_reading_begins_no_transaction_and_leaves_none_to_the_next(served: FlaskClient) -> None:
+    started = text("SELECT xact_start = query_start FROM pg_stat_activity WHERE pid = pg_backend_pid()")
+    with db.reading() as session:
+        session.execute(text("SELECT pg_sleep(0.01)"))
+        assert session.execute(started).scalar_one()  # each statement is its own transaction
+    with transaction() as session:
+        session.execute(text("SELECT 1"))
+        session.execute(text("SELECT pg_sleep(0.01)"))
+        assert not session.execute(started).scalar_one()  # one transaction for all, on the same pooled connection
 
 
 @pytest.mark.parametrize(("path", "body", "budget"), [("text/async", TEXT, 9), ("chat/async", CHAT, 12)])
