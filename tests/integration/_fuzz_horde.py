@@ -231,6 +231,11 @@ class FuzzHorde:
             Example("GET", "/api/v2/status/performance"),
             Example("GET", "/api/v2/status/heartbeat"),
             Example("POST", "/api/v2/dev/test-user", {"username": "a", "oauth_id": "a", "kudos": 5}),
+            Example("GET", "/api/v2/sharedkeys/*"),
+            Example("GET", f"/api/v2/sharedkeys/{self.sharedkey}"),
+            Example("PUT", "/api/v2/sharedkeys", SHARED_KEY_BODY, key=self.victim_key),
+            Example("PATCH", f"/api/v2/sharedkeys/{self.sharedkey}", SHARED_KEY_BODY, key=requester_key),
+            Example("DELETE", "/api/v2/sharedkeys/*", key=self.victim_key),
             Example("GET", "/api/v2/*"),
         ]
         return random.choice(post if random.random() < 0.65 else rare)
@@ -339,6 +344,14 @@ WORKER_BODY: dict[str, Any] = {
     "info": "a worker",
     "name": "chat worker",
     "team": "",
+}
+SHARED_KEY_BODY: dict[str, Any] = {
+    "kudos": 5000,
+    "expiry": 30,
+    "name": "shared",
+    "max_image_pixels": -1,
+    "max_image_steps": -1,
+    "max_text_tokens": 512,
 }
 MODELS_QUERY = {"type": "text", "min_count": "1", "max_count": "5", "model_state": "all", "chat": "true"}
 FULL_DECLARATION: dict[str, Any] = {
