@@ -4,11 +4,13 @@
 import gc
 import http
 import json
+import selectors
 import socket
 import struct
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from flask import Flask
@@ -36,6 +38,7 @@ from horde.app import create_app
 from horde.background import start_background
 from horde.clock import utcnow
 from horde.config import Config
+from horde.connections import BoundedSocket, ClientTooSlow, NoPlaceToWait
 from horde.database.account_cache import start_account_listener
 from horde.database.kudos import get_fold_lag_seconds
 from horde.database.migrate import require_current_schema
@@ -50,8 +53,6 @@ logger = get_logger(__name__)
 SERVICE_NAME = "horde-api"
 KEEPALIVE_SECONDS = 15  # longer than the pause between two polls of a worker, so that it keeps its connection
 GRACEFUL_SECONDS = 30
-# A client that sends nothing for this long in the middle of a request loses it: its thread serves others.
-RECEIVE_TIMEOUT_SECONDS = 10
 SEND_TIMEOUT_SECONDS = 30  # without one byte taken
 CONNECTIONS_PER_PROCESS = 1000
 
@@ -63,6 +64,8 @@ REFUSED_STATUSES: tuple[tuple[type[Exception], int], ...] = (
     (ExpectationFailed, 417),
     (UnsupportedTransferCoding, 501),
     (ForbiddenProxyRequest, 403),
+    (ClientTooSlow, 408),
+    (NoPlaceToWait, 503),
     (ConfigurationProblem, 500),
     (ParseException, 400),
 )
@@ -101,7 +104,32 @@ class ServerLog(GunicornLogger):  # type: ignore[misc]
 
 
 class JsonThreadWorker(ThreadWorker):  # type: ignore[misc]
-    """A worker that refuses unreadable requests in JSON and says nothing of their content, in the answer and in the log."""
+    """A worker that refuses unreadable requests in JSON and says nothing of their content, in the answer and in the log.
+
+    A connection gets a thread once it has sent something, and at most half of the threads wait for the rest of a request.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._places = threading.BoundedSemaphore(max(1, self.cfg.threads // 2))
+
+    def enqueue_req(self, conn: Any) -> None:
+        """Hand a connection with a request to a thread; a new one has to send its first bytes before."""
+        if isinstance(conn.sock, BoundedSocket):
+            conn.sock.begin_request()
+            super().enqueue_req(conn)
+            return
+        conn.sock = BoundedSocket(conn.sock, self._places)
+        conn.sock.setblocking(False)
+        conn.set_timeout()
+        self.pending_conns.append(conn)
+        self.poller.register(conn.sock, selectors.EVENT_READ, partial(self.on_pending_socket_readable, conn))
+
+    def _cap_keepalive(self, deadline: float) -> None:
+        """At the end of the process: nor does it wait for connections that never sent anything."""
+        super()._cap_keepalive(deadline)
+        for conn in self.pending_conns:
+            conn.timeout = min(conn.timeout, deadline)
 
     def handle_error(self, req: object, client: socket.socket, addr: object, exc: Exception) -> None:
         """Answer and count a request that never reached the application, or whose answer broke off."""
@@ -119,7 +147,10 @@ class JsonThreadWorker(ThreadWorker):  # type: ignore[misc]
 
 
 class TranslatedBody:
-    """A request body whose malformed chunks are an OSError, which Flask takes for a client that broke off: a 400."""
+    """A request body whose malformed chunks and stalls are an OSError, which Flask takes for a client that broke off: a 400.
+
+    A body there is no place to wait for is refused with a 503.
+    """
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -128,8 +159,10 @@ class TranslatedBody:
         """As the stream's."""
         try:
             data: bytes = self._stream.read(size)
-        except ParseException as error:
-            raise OSError("The body is not chunked as it says.") from error
+        except NoPlaceToWait as error:
+            raise ServiceUnavailable("Too many requests are arriving slowly. Please send this one again.") from error
+        except (ParseException, ClientTooSlow) as error:
+            raise OSError("The body is malformed or does not arrive.") from error
         return data
 
 
@@ -232,10 +265,9 @@ def freeze_objects() -> None:
 
 
 def bound_socket_waits(arbiter: Any) -> None:
-    """Let no client hold a thread by sending or taking nothing; accepted connections inherit it from the listener."""
+    """Let no client hold a thread by taking nothing; accepted connections inherit it from the listener."""
     for listener in arbiter.LISTENERS:
-        for option, seconds in ((socket.SO_RCVTIMEO, RECEIVE_TIMEOUT_SECONDS), (socket.SO_SNDTIMEO, SEND_TIMEOUT_SECONDS)):
-            listener.sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", seconds, 0))
+        listener.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_TIMEOUT_SECONDS, 0))
 
 
 def check_schema(config: Config) -> None:

@@ -8,8 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +20,7 @@ import pytest
 
 from devtools.processes import find_free_ports
 from devtools.services import ServiceAddresses
-from horde.server import RECEIVE_TIMEOUT_SECONDS
+from horde.connections import SILENCE_SECONDS
 from tests.services import ROOT, make_database
 
 MARKER = "MARKER-7f3a"
@@ -162,14 +164,46 @@ def test_a_declared_body_over_the_bound_is_refused_unread(server: RunningServer)
 @pytest.mark.slow
 def test_a_client_that_stops_sending_gives_its_thread_back(server: RunningServer) -> None:
     head = "PUT /api/v2/status/modes HTTP/1.1\r\nHost: a\r\napikey: a\r\nContent-Type: application/json\r\n"
-    in_head = socket.create_connection(("127.0.0.1", server.port), RECEIVE_TIMEOUT_SECONDS + 10)
-    in_body = socket.create_connection(("127.0.0.1", server.port), RECEIVE_TIMEOUT_SECONDS + 10)
+    in_head = socket.create_connection(("127.0.0.1", server.port), SILENCE_SECONDS + 10)
+    in_body = socket.create_connection(("127.0.0.1", server.port), SILENCE_SECONDS + 10)
     with in_head, in_body:
         in_head.sendall(head.encode())
         in_body.sendall(f"{head}{CLOSE}Content-Length: 10\r\n\r\n{{".encode())
-        assert read_all(in_head) == b""
+        assert parse_answer(read_all(in_head))[0] == 408
         status, _, body = parse_answer(read_all(in_body))
     assert (status, json.loads(body)["rc"]) == (400, "BadRequest")
+
+
+@pytest.mark.slow
+def test_clients_that_trickle_or_stall_leave_threads_for_others(server: RunningServer) -> None:
+    head = "PUT /api/v2/status/modes HTTP/1.1\r\nHost: a\r\napikey: a\r\nContent-Type: application/json\r\n"
+    starts = ("", head, f"{head}Content-Length: 1000\r\n\r\n{{")  # silent, in the middle of the head, and of the body
+    attackers = [socket.create_connection(("127.0.0.1", server.port), 20) for _ in range(60)]
+    stop = threading.Event()
+
+    def trickle() -> None:
+        while not stop.wait(0.2):
+            for attacker in attackers[1::3] + attackers[2::3]:
+                with suppress(OSError):
+                    attacker.send(b"x")
+
+    trickling = threading.Thread(target=trickle)
+    try:
+        for index, attacker in enumerate(attackers):
+            attacker.sendall(starts[index % 3].encode())
+        trickling.start()
+        for _ in range(10):
+            assert httpx.get(server.url + HEARTBEAT, timeout=20).status_code == 200
+        answers = [parse_answer(read_all(attacker))[::2] for attacker in attackers[2::3]]
+    finally:
+        stop.set()
+        trickling.join()
+        for attacker in attackers:
+            attacker.close()
+    statuses = {status for status, _ in answers}
+    assert 503 in statuses
+    assert statuses <= {503, 400, 408}
+    assert all("message" in json.loads(body) for _, body in answers)
 
 
 def test_a_scrape_covers_every_process(server: RunningServer) -> None:
