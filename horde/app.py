@@ -8,7 +8,7 @@ from flask_restx import Api
 from opentelemetry.metrics import Observation
 from sqlalchemy.pool import QueuePool
 
-from horde import db, metrics, redis_ctrl
+from horde import db, metrics, r2, redis_ctrl
 from horde.apis import register
 from horde.apis.errors import register_error_handlers
 from horde.apis.node import NodeState
@@ -63,6 +63,7 @@ def create_app(
     node.watch_database(engine)
     metrics.set_gauge_source("horde.db.pool_connections", lambda: observe_pool(engine.pool))
     redis_ctrl.connect(config)
+    r2.connect(config)
     users.configure(config)
 
     api = Api(

@@ -39,7 +39,10 @@ class Config:
     s3_endpoint: str = ""  # S3_ENDPOINT, else R2_TRANSIENT_ACCOUNT
     s3_access_key: str = field(default="", repr=False)  # AWS_ACCESS_KEY_ID
     s3_secret_key: str = field(default="", repr=False)  # AWS_SECRET_ACCESS_KEY
+    s3_region: str = "auto"  # AWS_DEFAULT_REGION
+    s3_public_endpoint: str = ""  # S3_PUBLIC_ENDPOINT, where workers reach the store; empty is s3_endpoint
     source_image_bucket: str = "stable-horde-source-images"  # R2_SOURCE_IMAGE_BUCKET
+    chat_messages_bucket: str = "stable-horde-source-images"  # R2_CHAT_MESSAGES_BUCKET, that of the images when unset
     db_pool_size: int = 15  # SQLALCHEMY_POOL_SIZE, connections a process keeps
     db_max_overflow: int = 5  # SQLALCHEMY_MAX_OVERFLOW
     db_pool_timeout_seconds: float = 30.0  # SQLALCHEMY_POOL_TIMEOUT
@@ -80,6 +83,9 @@ class Config:
     free_output_wait_full_seconds: float = 60.0  # HORDE_TEXT_FREE_OUTPUT_WAIT_FULL_SECONDS
     free_output_wait_floor_seconds: float = 300.0  # HORDE_TEXT_FREE_OUTPUT_WAIT_FLOOR_SECONDS
     chat_admission_enabled: bool = True  # HORDE_CHAT_ADMISSION_ENABLED
+    chat_messages_offload_enabled: bool = False  # HORDE_CHAT_MESSAGES_OFFLOAD_ENABLED
+    chat_messages_offload_bytes: int = 262144  # HORDE_CHAT_MESSAGES_OFFLOAD_BYTES, the largest messages that stay inline
+    chat_messages_offload_gzip: bool = False  # HORDE_CHAT_MESSAGES_OFFLOAD_GZIP
     # names shown to people
     title: str = "Horde"  # HORDE_TITLE
     noun: str = "worker"  # HORDE_NOUN
@@ -96,15 +102,23 @@ class Config:
             raise ConfigError("secret_key is not set: it salts every stored key, so there is no default in production.")
         text_2sec = read.text("HORDE_TEXT_REQUEST_2SEC_LIMIT_PER_IP", "2/second")
         text_90min = read.text("HORDE_TEXT_REQUEST_90MIN_LIMIT_PER_IP", "90/minute")
+        s3_endpoint = _s3_endpoint(read)
+        source_image_bucket = read.text("R2_SOURCE_IMAGE_BUCKET", "stable-horde-source-images")
+        offload_enabled = read.flag("HORDE_CHAT_MESSAGES_OFFLOAD_ENABLED", default=False)
+        if offload_enabled and not s3_endpoint:
+            raise ConfigError("HORDE_CHAT_MESSAGES_OFFLOAD_ENABLED is on, and without S3_ENDPOINT there is nowhere to put them.")
         return cls(
             development=development,
             database_url=_database_url(read),
             redis_url=_redis_url(read),
             ignored_settings=tuple(name for name in IGNORED_SETTINGS if read.text(name, "")),
-            s3_endpoint=read.text("S3_ENDPOINT", read.text("R2_TRANSIENT_ACCOUNT", "")),
+            s3_endpoint=s3_endpoint,
             s3_access_key=read.text("AWS_ACCESS_KEY_ID", ""),
             s3_secret_key=read.text("AWS_SECRET_ACCESS_KEY", ""),
-            source_image_bucket=read.text("R2_SOURCE_IMAGE_BUCKET", "stable-horde-source-images"),
+            s3_region=read.text("AWS_DEFAULT_REGION", "auto"),
+            s3_public_endpoint=_s3_address(read, "S3_PUBLIC_ENDPOINT"),
+            source_image_bucket=source_image_bucket,
+            chat_messages_bucket=read.text("R2_CHAT_MESSAGES_BUCKET", source_image_bucket),
             db_pool_size=read.number("SQLALCHEMY_POOL_SIZE", 15, int),
             db_max_overflow=read.number("SQLALCHEMY_MAX_OVERFLOW", 5, int),
             db_pool_timeout_seconds=read.number("SQLALCHEMY_POOL_TIMEOUT", 30.0, float),
@@ -141,6 +155,9 @@ class Config:
             free_output_wait_full_seconds=read.number("HORDE_TEXT_FREE_OUTPUT_WAIT_FULL_SECONDS", 60.0, float),
             free_output_wait_floor_seconds=read.number("HORDE_TEXT_FREE_OUTPUT_WAIT_FLOOR_SECONDS", 300.0, float),
             chat_admission_enabled=read.flag("HORDE_CHAT_ADMISSION_ENABLED", default=True),
+            chat_messages_offload_enabled=offload_enabled,
+            chat_messages_offload_bytes=read.number("HORDE_CHAT_MESSAGES_OFFLOAD_BYTES", 262144, int),
+            chat_messages_offload_gzip=read.flag("HORDE_CHAT_MESSAGES_OFFLOAD_GZIP", default=False),
             title=read.text("HORDE_TITLE", "Horde"),
             noun=read.text("HORDE_NOUN", "worker"),
             url=read.text("HORDE_URL", ""),
@@ -210,3 +227,19 @@ def _database_url(read: _Reader) -> str:
 def _redis_url(read: _Reader) -> str:
     address = f"redis://{read.text('REDIS_IP', '127.0.0.1')}:{read.text('REDIS_PORT', '6379')}"
     return read.text("REDIS_URL", address)
+
+
+def _s3_endpoint(read: _Reader) -> str:
+    """The store's address. Keys have to come with it: the library would look for some in the environment's own ways."""
+    endpoint = _s3_address(read, "S3_ENDPOINT") or _s3_address(read, "R2_TRANSIENT_ACCOUNT")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        if endpoint and not read.text(name, ""):
+            raise ConfigError(f"{name} is not set, and the object store needs it.")
+    return endpoint
+
+
+def _s3_address(read: _Reader, name: str) -> str:
+    address = read.text(name, "").rstrip("/")
+    if address and not address.startswith(("http://", "https://")):
+        raise ConfigError(f"{name} has to be an http or https address.")
+    return address

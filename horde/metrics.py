@@ -83,6 +83,10 @@ http_request_seconds = _histogram(
 redis_failures = _counter("horde.redis.failures", "Redis calls that failed or were skipped.", "horde.purpose", "horde.outcome")
 after_commit_failures = _counter("horde.db.after_commit_failures", "Calls after a commit that raised; the commit stands.")
 signal_failures = _counter("horde.chat.signal_failures", "Completion signals that could not be published.")
+store_failures = _counter(
+    "horde.store.failures", "Calls to the object store that failed, and keys it did not delete.", "horde.operation"
+)
+store_seconds = _histogram("horde.store.seconds", "Time of one call to the object store.", _REQUEST_SECONDS, "horde.operation")
 webhook_deliveries = _counter("horde.webhook.deliveries", "Webhooks by what became of them.", "horde.outcome")
 _gauge("horde.db.pool_connections", "1", "Database connections of a process.", "horde.state")
 _gauge("horde.kudos.fold_lag_seconds", "s", "Age of the oldest kudos posting that is not folded into a balance yet.")

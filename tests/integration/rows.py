@@ -12,7 +12,7 @@ from flask import Flask
 from sqlalchemy import text
 
 from devtools.services import ServiceAddresses
-from horde import db, redis_ctrl
+from horde import db, r2, redis_ctrl
 from horde.app import create_app
 from horde.classes.base.user import User, UserRole, UserRoleTypes, hash_api_key
 from horde.classes.base.waiting_prompt import WPModels
@@ -33,11 +33,15 @@ serial = count(1)
 @contextmanager
 def own_horde(service_urls: ServiceAddresses, name: str, modules: tuple[Any, ...], **settings: Any) -> Iterator[Flask]:
     """An application with the given resource modules on a migrated database of its own."""
+    bucket = service_urls.bucket
     config = Config(
         database_url=make_database(service_urls.database_url, name).replace("postgresql://", "postgresql+psycopg2://", 1),
         redis_url=service_urls.redis_url,
         secret_key=SECRET,
-        **{"rate_limits_enabled": False} | settings,
+        s3_endpoint=service_urls.s3_endpoint,
+        s3_access_key=service_urls.s3_access_key,
+        s3_secret_key=service_urls.s3_secret_key,
+        **{"rate_limits_enabled": False, "source_image_bucket": bucket, "chat_messages_bucket": bucket} | settings,
     )
     before = (db._State.engine, db._State.sessions, db._State.reading_sessions)
     app = create_app(config, resource_modules=modules)
@@ -48,6 +52,7 @@ def own_horde(service_urls: ServiceAddresses, name: str, modules: tuple[Any, ...
         yield app
     finally:
         engine.dispose()
+        r2.disconnect()
         db._State.engine, db._State.sessions, db._State.reading_sessions = before
 
 

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+"""The object store: put, get, sign and delete by key. Any S3 server, Cloudflare R2 in production.
+
+Row first, object second; the row goes first too, then the object. A key names its bucket by its ending, so that a key
+that waits for its deletion needs nothing beside it. Callers see plain values and `StoreUnavailable`; no exception of the
+driver leaves this module. Never call anything but `sign_download_url` inside a transaction.
+"""
+
+import base64
+import hashlib
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import boto3
+from botocore.config import Config as ClientConfig
+from botocore.exceptions import BotoCoreError, ClientError
+
+from horde import metrics
+from horde.config import Config
+from horde.logger import get_logger
+
+if TYPE_CHECKING:
+    from types_boto3_s3 import S3Client
+
+logger = get_logger(__name__)
+
+CHAT_MESSAGES_SUFFIX = "_chat_messages.json"
+JPEG_TYPE = "image/jpeg"
+
+CONNECT_SECONDS = 2.0
+READ_SECONDS = 10.0  # of silence, not of the whole answer: a put is answered when the store has written 36 MiB
+ATTEMPTS = 2  # one retry: a kept connection that the store closed is the usual failure
+BACKGROUND_CONNECTION_COUNT = 4  # the periodic jobs' threads, beside one connection for each request thread
+MAX_KEYS_A_DELETE = 1000  # what DeleteObjects takes
+MISSING_CODES = frozenset({"NoSuchKey", "404"})
+
+
+class StoreUnavailable(Exception):
+    """The store did not do what was asked: away, refusing, or not configured."""
+
+
+class ObjectMissing(StoreUnavailable):
+    """The store answered, and there is no such object."""
+
+
+class _State:
+    """What `connect` noted for this process; clients are made on first use, after the fork."""
+
+    config: Config | None = None
+    client: "S3Client | None" = None
+    signer: "S3Client | None" = None
+    lock = threading.Lock()
+
+
+def connect(config: Config) -> None:
+    """Note where the store is; nothing is asked before the first use."""
+    disconnect()
+    _State.config = config
+
+
+def disconnect() -> None:
+    """Close the kept connections, as at shutdown."""
+    clients, _State.client, _State.signer, _State.config = (_State.client, _State.signer), None, None, None
+    for client in clients:
+        if client is not None:
+            client.close()
+
+
+def is_configured() -> bool:
+    """Whether there is a store at all; without one chat has no images and nothing is offloaded."""
+    return bool(_require_config().s3_endpoint)
+
+
+def get_bucket(key: str) -> str:
+    """The bucket an object lies in, by its key's ending."""
+    config = _require_config()
+    return config.chat_messages_bucket if key.endswith(CHAT_MESSAGES_SUFFIX) else config.source_image_bucket
+
+
+def put_object(
+    key: str, body: bytes, *, content_type: str, content_encoding: str | None = None, cache_control: str | None = None
+) -> None:
+    """Store an object, over whatever was there. Raises StoreUnavailable; then it may be stored or not."""
+    headers = {"ContentEncoding": content_encoding, "CacheControl": cache_control}
+    extra: dict[str, Any] = {name: value for name, value in headers.items() if value is not None}
+    with _calling("put"):
+        _get_client().put_object(Bucket=get_bucket(key), Key=key, Body=body, ContentType=content_type, **extra)
+
+
+def upload_source_image(key: str, jpeg: bytes) -> None:
+    """Store an image of a request. Raises StoreUnavailable."""
+    put_object(key, jpeg, content_type=JPEG_TYPE)
+
+
+def upload_chat_messages(key: str, body: bytes, *, is_gzipped: bool) -> None:
+    """Store the messages of a request as one JSON document. Raises StoreUnavailable.
+
+    `no-transform` keeps a store from unpacking what it was given packed, whatever a client says it accepts.
+    """
+    put_object(
+        key,
+        body,
+        content_type="application/json",
+        content_encoding="gzip" if is_gzipped else None,
+        cache_control="no-transform",
+    )
+
+
+def get_object(key: str) -> bytes:
+    """The bytes of an object as stored. Raises ObjectMissing, else StoreUnavailable."""
+    with _calling("get"):
+        body: bytes = _get_client().get_object(Bucket=get_bucket(key), Key=key)["Body"].read()
+        return body
+
+
+def sign_download_url(key: str, lifetime_seconds: int) -> str:
+    """A URL that anybody may read the object by for `lifetime_seconds`; made here, without asking the store.
+
+    Raises StoreUnavailable without a configured store.
+    """
+    with _calling("sign"):
+        parameters = {"Bucket": get_bucket(key), "Key": key}
+        return _get_signer().generate_presigned_url("get_object", Params=parameters, ExpiresIn=lifetime_seconds)
+
+
+def delete_objects(keys: Sequence[str]) -> list[str]:
+    """Delete objects; a missing one counts as deleted. Returns the keys the store did not delete, and raises nothing."""
+    failed: list[str] = []
+    for bucket, bucket_keys in _group_by_bucket(keys).items():
+        for start in range(0, len(bucket_keys), MAX_KEYS_A_DELETE):
+            failed.extend(_delete_batch(bucket, bucket_keys[start : start + MAX_KEYS_A_DELETE]))
+    return failed
+
+
+def list_objects() -> Iterator[tuple[str, str]]:
+    """Every stored object as (bucket, key), a page at a time: for an audit, never for a request. Raises StoreUnavailable."""
+    config = _require_config()
+    for bucket in sorted({config.source_image_bucket, config.chat_messages_bucket}):
+        token: dict[str, Any] = {}
+        while True:
+            with _calling("list"):
+                page = _get_client().list_objects_v2(Bucket=bucket, **token)
+            for entry in page.get("Contents", []):
+                yield bucket, entry["Key"]
+            if not page["IsTruncated"]:
+                break
+            token = {"ContinuationToken": page["NextContinuationToken"]}
+
+
+def _delete_batch(bucket: str, keys: Sequence[str]) -> list[str]:
+    try:
+        with _calling("delete"):
+            answer = _get_client().delete_objects(
+                Bucket=bucket, Delete={"Objects": [{"Key": key} for key in keys], "Quiet": True}
+            )
+    except StoreUnavailable:
+        return list(keys)
+    errors = [error for error in answer.get("Errors", []) if error.get("Code") not in MISSING_CODES]
+    if errors:
+        metrics.store_failures.add(len(errors), {"horde.operation": "delete"})
+        logger.warning("horde.store.failed", extra={"operation": "delete", "error_code": errors[0].get("Code")})
+    return [error["Key"] for error in errors if "Key" in error]
+
+
+def _group_by_bucket(keys: Sequence[str]) -> dict[str, list[str]]:
+    groups: dict[str, list[str]] = {}
+    for key in dict.fromkeys(keys):
+        groups.setdefault(get_bucket(key), []).append(key)
+    return groups
+
+
+@contextmanager
+def _calling(operation: str) -> Iterator[None]:
+    """Time a call and turn the driver's errors into ours; neither message nor log quotes what was stored."""
+    started_at = time.monotonic()
+    try:
+        yield
+    except ClientError as error:
+        code = error.response.get("Error", {}).get("Code", "unknown")
+        if code in MISSING_CODES:
+            raise ObjectMissing("The store has no such object.") from error
+        _note_failure(operation, error_code=code)
+        raise StoreUnavailable("The store refused.") from error
+    except BotoCoreError as error:
+        _note_failure(operation, error_code=type(error).__name__)
+        raise StoreUnavailable("The store cannot be reached.") from error
+    finally:
+        metrics.store_seconds.record(time.monotonic() - started_at, {"horde.operation": operation})
+
+
+def _note_failure(operation: str, *, error_code: str) -> None:
+    metrics.store_failures.add(1, {"horde.operation": operation})
+    logger.warning("horde.store.failed", extra={"operation": operation, "error_code": error_code})
+
+
+def _require_config() -> Config:
+    if _State.config is None:
+        raise RuntimeError("The store is not connected: call r2.connect(config) first.")
+    return _State.config
+
+
+def _get_client() -> "S3Client":
+    config = _require_config()
+    if _State.client is None:
+        with _State.lock:
+            if _State.client is None:
+                _State.client = _build_client(config, config.s3_endpoint)
+    return _State.client
+
+
+def _get_signer() -> "S3Client":
+    """A client for signing alone: the host is part of a signature, and workers may know the store by another name."""
+    config = _require_config()
+    if not config.s3_public_endpoint or config.s3_public_endpoint == config.s3_endpoint:
+        return _get_client()
+    if _State.signer is None:
+        with _State.lock:
+            if _State.signer is None:
+                _State.signer = _build_client(config, config.s3_public_endpoint)
+    return _State.signer
+
+
+def _build_client(config: Config, endpoint: str) -> "S3Client":
+    """A client that fails fast and reads no setting but ours: neither proxies nor credential chains of the environment."""
+    if not config.s3_endpoint:
+        raise StoreUnavailable("No object store is configured.")
+    settings = ClientConfig(
+        signature_version="s3v4",
+        s3={"addressing_style": "path"},
+        connect_timeout=CONNECT_SECONDS,
+        read_timeout=READ_SECONDS,
+        retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
+        max_pool_connections=config.server_threads + BACKGROUND_CONNECTION_COUNT,
+        # R2 refuses the checksum trailers that the library adds to every put, and cannot answer with checksums.
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        proxies={},
+        tcp_keepalive=True,
+    )
+    client: S3Client = boto3.session.Session().client(
+        "s3",
+        endpoint_url=endpoint,
+        aws_access_key_id=config.s3_access_key,
+        aws_secret_access_key=config.s3_secret_key,
+        region_name=config.s3_region,
+        config=settings,
+    )
+    client.meta.events.register("before-call.s3.DeleteObjects", _add_content_md5)
+    return client
+
+
+def _add_content_md5(params: Mapping[str, Any], **_: object) -> None:
+    """A bulk delete has to carry a checksum, and this one every S3 server knows; the library's own CRC32 some refuse."""
+    digest = hashlib.md5(params["body"], usedforsecurity=False).digest()
+    params["headers"]["Content-MD5"] = base64.b64encode(digest).decode()
