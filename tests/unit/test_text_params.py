@@ -60,6 +60,7 @@ def test_whole_decimals_are_integers_nulls_absent_and_unknown_keys_ignored() -> 
         {"temperature": float("nan")},
         {"stop_sequence": "x"},
         {"stop_sequence": [1]},
+        {"sampler_order": [0] * 65},
         {"sampler_order": [0.5]},
         {"singleline": 1},
         [],
@@ -88,6 +89,10 @@ def test_length_above_the_context_is_a_token_overflow() -> None:
     with pytest.raises(BadRequest) as refused:
         check_text_param_rules({}, max_length=81, max_context_length=80)
     assert refused.value.rc is ReturnCode.TOKEN_OVERFLOW
+
+
+def test_repeated_stops_are_kept_once_in_their_order() -> None:
+    assert parse_text_params({"stop_sequence": ["b", "a", "b"]})["stop_sequence"] == ["b", "a"]
 
 
 def test_only_distinct_stops_count() -> None:

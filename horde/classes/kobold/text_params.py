@@ -18,6 +18,7 @@ DEFAULT_TEXT_MAX_LENGTH: Final = 80
 DEFAULT_MAX_CONTEXT_LENGTH: Final = 2048
 MAX_CONTEXT_LENGTH: Final = 1048576
 MAX_STOP_SEQUENCE_COUNT: Final = 128
+MAX_SAMPLER_ORDER_COUNT: Final = 64  # backends know about seven samplers; a repeat is allowed
 MAX_STOP_SEQUENCE_CHARACTERS: Final = 2000  # over all of a request's distinct sequences
 MIN_SAMPLER_ORDER_COUNT: Final = 7  # a backend applies an incomplete order as garbage
 
@@ -97,10 +98,10 @@ def _parse_param(key: str, value: object) -> object:
     if key == "stop_sequence":
         if not isinstance(value, list) or not all(isinstance(stop, str) for stop in value):
             raise ValueError("has to be an array of strings")
-        return list(value)
+        return list(dict.fromkeys(value))  # repeats end a reply no sooner, and would be stored and sent
     if key == "sampler_order":
-        if not isinstance(value, list):
-            raise ValueError("has to be an array of integers")
+        if not isinstance(value, list) or len(value) > MAX_SAMPLER_ORDER_COUNT:
+            raise ValueError(f"has to be an array of at most {MAX_SAMPLER_ORDER_COUNT} integers")
         return [_parse_integer(sampler) for sampler in value]
     return None
 
