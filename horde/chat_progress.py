@@ -8,11 +8,12 @@ what the lease says, so it is not among the script's declared keys.
 Shape of a lease, a hash at `build_lease_key`: request, worker, model, owner, key, max_bytes, fake, started, job_ttl,
 lease_cap, trusted; from the first accepted post on seq, bytes, content and reasoning; cancelled once it is.
 Shape of an entry: see `StreamEntry`. Times are Unix seconds, sizes are bytes of UTF-8.
+Source: docs/reference/chat_requests.md, "Streaming progress".
 """
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 from uuid import UUID
@@ -75,7 +76,7 @@ class StreamLease:
     worker_id: UUID
     model: str | None
     owner_id: int
-    key: str  # of `build_lease_owner_key`
+    key: str = field(repr=False)  # of `build_lease_owner_key`
     max_bytes: int
     is_fake: bool
     started: float
@@ -90,8 +91,8 @@ class ProgressPost:
 
     generation_id: UUID
     seq: int
-    content: str
-    reasoning: str
+    content: str = field(repr=False)
+    reasoning: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

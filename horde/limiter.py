@@ -199,6 +199,14 @@ def _count_by_default() -> None:
         _count_route()
 
 
+@_limiter.limit("60/second", key_func=_address_key)
+def count_refused_progress() -> None:
+    """Count a progress post that no lease covers, by its address; the limiter's 429 for too many of them.
+
+    Posts with a lease are bounded by its caps, so the route itself has no limit: one address may stream many jobs.
+    """
+
+
 def exempt_from_limits(method: Any) -> Any:
     """A decorator for a method that is never counted."""
     setattr(method, _OWN_LIMIT, True)

@@ -110,6 +110,15 @@ chat_worker_faults = _counter(
 text_context_fit = _counter(
     "horde.text.context_fit", "Requests whose messages were trimmed to the context.", "horde.outcome", "horde.mode"
 )
+text_lease_renewals = _counter(
+    "horde.text.lease_renewals",
+    "Progress posts that extended their job's lease, or found it at its cap.",
+    "horde.outcome",
+    "horde.worker_trusted",
+)
+text_lease_renewal_failures = _counter(
+    "horde.text.lease_renewal_failures", "Extended leases that could not be written to the job's row; the post was accepted."
+)
 text_stale_aborts = _counter(
     "horde.text.stale_aborts", "Jobs aborted because their lease lapsed.", "horde.worker_trusted", "horde.chat"
 )

@@ -88,3 +88,8 @@ class ReturnCode(StrEnum):
     CHAT_SUBMIT_NONCONFORMANT = "ChatSubmitNonconformant"
     CHAT_MODEL_MISMATCH = "ChatModelMismatch"
     CHAT_WORKER_FAULT = "ChatWorkerFault"
+    CHAT_JOB_ABORTED = "ChatJobAborted"
+    CHAT_PROGRESS_NOT_STREAMING = "ChatProgressNotStreaming"
+    CHAT_PROGRESS_OUT_OF_SEQUENCE = "ChatProgressOutOfSequence"
+    CHAT_PROGRESS_CAP_REACHED = "ChatProgressCapReached"
+    CHAT_PROGRESS_UNAVAILABLE = "ChatProgressUnavailable"

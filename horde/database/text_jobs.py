@@ -32,13 +32,19 @@ from horde.classes.base.processing_generation import ProcessingGeneration
 from horde.classes.base.stats import TextGenState, TextGenStatistic
 from horde.classes.base.user import User, UserRole, UserRoleTypes
 from horde.classes.base.waiting_prompt import REQUEST_TTL, WaitingPrompt, WPAllowedWorkers
+from horde.classes.kobold.chat_request import streams_progress
 from horde.classes.kobold.pricing import (
     build_generation_movements,
     compute_generation_charge,
     compute_text_kudos,
     count_text_tokens,
 )
-from horde.classes.kobold.processing_generation import TextProcessingGeneration, compute_speed_sample, seconds_since
+from horde.classes.kobold.processing_generation import (
+    LeaseOwner,
+    TextProcessingGeneration,
+    compute_speed_sample,
+    seconds_since,
+)
 from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
 from horde.classes.kobold.worker import TextWorker
 from horde.database.kudos import append_movements, release_hold
@@ -135,6 +141,11 @@ class JobFacts:
         """Whether it may still be submitted."""
         return not self.is_completed and not self.is_faulted
 
+    @property
+    def is_streamed(self) -> bool:
+        """Whether its worker was asked for progress."""
+        return streams_progress(self.chat_extras)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settlement:
@@ -183,12 +194,13 @@ def assign_jobs(
     models: Sequence[str],
     now: datetime,
     *,
+    owner: LeaseOwner,
     is_fake: bool = False,
 ) -> AssignedJobs:
     """Write a job row for each generation claimed, in the transaction of the claim.
 
     The model is chosen once, from what this pop offers; on chat it is the model the worker declared. Fake jobs keep a
-    paused worker busy: they look the same and count for nothing.
+    paused worker busy: they look the same and count for nothing. A streamed job gets its lease after the commit.
     """
     model = _choose_model(claimed, worker, models)
     ids = tuple(uuid4() for _ in range(claimed.taken))
@@ -214,6 +226,20 @@ def assign_jobs(
         **request.get_generation_assignment(worker),
     }
     insert_rows(session, jobs, [{"id": job_id, **shared} for job_id in ids])
+    if streams_progress(request.chat_extras):
+        for job_id in ids:
+            TextProcessingGeneration._write_stream_lease(
+                session,
+                job_id=job_id,
+                wp_id=request.id,
+                worker=worker,
+                model=model,
+                owner=owner,
+                max_length=request.max_length,
+                is_fake=is_fake,
+                started=now,
+                job_ttl=ttl,
+            )
     return AssignedJobs(ids=ids, wp_id=request.id, model=model, ttl_seconds=ttl, is_over_capacity=is_over)
 
 
@@ -299,6 +325,8 @@ def settle_job(session: Session, job: JobFacts, submitted: Submitted, kudos: Dec
     counts = _claim_pending_job(session, job, submitted)
     if request is None or counts is None:
         return None
+    if job.is_streamed:
+        TextProcessingGeneration.end_progress_after_submit(session, job_id=job.id)
     session.execute(_RECORD_SAMPLES, _build_samples(job, submitted, now))
     movements = build_generation_movements(
         kudos=kudos,
@@ -335,7 +363,10 @@ _CHARGE_REQUEST = (
 
 def store_fake_reply(session: Session, job: JobFacts, submitted: Submitted) -> bool:
     """End a fake job as a real one ends, so that its worker cannot tell them apart; nothing is paid or counted."""
-    return _claim_pending_job(session, job, submitted) is not None
+    is_stored = _claim_pending_job(session, job, submitted) is not None
+    if is_stored and job.is_streamed:
+        TextProcessingGeneration.end_progress_after_submit(session, job_id=job.id)
+    return is_stored
 
 
 def _charge_request(session: Session, job: JobFacts, charge: Decimal, now: datetime) -> Any:
@@ -401,6 +432,8 @@ def fault_job(session: Session, job: JobFacts, *, is_raid: bool, now: datetime) 
     The request is faulted by the fault that crosses the limit. Fakes move nothing.
     """
     outcome = ProcessingGeneration.fault_and_restart(session, job_id=job.id, wp_id=job.wp_id)
+    if outcome.is_applied and job.is_streamed:
+        TextProcessingGeneration.end_progress_after_fault(session, job_id=job.id)
     if not outcome.is_applied or outcome.is_fake:
         return Fault(is_applied=outcome.is_applied, is_fake=outcome.is_fake)
     is_request_faulted = WaitingPrompt.mark_faulted_after_repeated_faults(session, job.wp_id)
@@ -447,3 +480,19 @@ def record_job_refusal(session: Session, job: JobFacts, rc: str) -> None:
         .values(chat_refusal_rc=rc)
         .execution_options(synchronize_session=False)
     )
+
+
+_FIND_JOB_END = select(
+    jobs.c.generation.is_not(None).label("is_completed"), jobs.c.faulted, jobs.c.fake, jobs.c.start_time, jobs.c.job_ttl
+).where(jobs.c.id == bindparam("job_id"), jobs.c.procgen_type == TEXT_FAMILY)
+
+
+def is_job_aborted(session: Session, job_id: UUID, now: datetime) -> bool:
+    """Whether nothing is wanted of a job any more: it is faulted, or unknown, as when its request has expired.
+
+    A fake is never faulted, so it counts as aborted when a real one would be: past its lease.
+    """
+    row = session.execute(_FIND_JOB_END, {"job_id": job_id}).one_or_none()
+    if row is None or row.faulted:
+        return True
+    return bool(row.fake and not row.is_completed and seconds_since(row.start_time, now) > row.job_ttl)

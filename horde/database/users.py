@@ -22,6 +22,7 @@ from sqlalchemy import ARRAY, Row, Select, Text, case, cast, delete, exists, fun
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
+from horde.chat_progress import build_lease_owner_key
 from horde.classes.base.kudos import Account, Currency, EntryType, Movements, Statistic, StatTarget
 from horde.classes.base.user import (
     ANONYMOUS_ID,
@@ -317,6 +318,11 @@ def _build_caller(row: Row[Any]) -> Caller:
         public_workers=row.public_workers,
         created=row.created,
     )
+
+
+def build_lease_key_of(api_key: str) -> str:
+    """What the lease of a streamed job keeps of its owner's key, for a post to be compared with; no statement."""
+    return build_lease_owner_key(_hash_key(api_key))
 
 
 def _hash_key(api_key: str) -> str:

@@ -58,6 +58,11 @@ def build_faulted_chat_submit_body(job_id: str, model: str = MODEL, **changes: A
     return _without_nones({"id": job_id, "state": "faulted", "model_id": model} | changes)
 
 
+def build_progress_body(job_id: str, seq: int = 1, content: str | None = "Bl", reasoning: str | None = None) -> Body:
+    """A progress post; None leaves the text out."""
+    return {"id": job_id, "seq": seq, "delta": _without_nones({"content": content, "reasoning_content": reasoning})}
+
+
 def build_call(name: str = "lookup_weather", call_id: str = "call_1", arguments: str = '{"city":"Oslo"}') -> Body:
     """One tool call."""
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -138,6 +143,13 @@ class ChatHorde:
     def reply(self, job_id: str, content: str | None = "Blue.", **changes: Any) -> TestResponse:
         """Submit a reply as the worker's owner."""
         return self.post("/generate/text/submit", build_chat_submit_body(job_id, content, **changes), self.owner_key)
+
+    def post_progress(
+        self, job_id: str, seq: int = 1, content: str | None = "Bl", *, reasoning: str | None = None, key: str | None = None
+    ) -> TestResponse:
+        """Post what was generated since the previous post, as the worker's owner."""
+        body = build_progress_body(job_id, seq, content, reasoning)
+        return self.post("/generate/text/progress", body, self.owner_key if key is None else key)
 
     def fault(self, job_id: str, **changes: Any) -> TestResponse:
         """Submit a fault as the worker's owner."""

@@ -65,7 +65,7 @@ def forget_everything() -> None:
                 " model_performances, horde_fulfillments CASCADE"
             )
         )
-    for database in (redis_ctrl.cache_db, redis_ctrl.limiter_db):
+    for database in (redis_ctrl.cache_db, redis_ctrl.limiter_db, redis_ctrl.chat_signal_db):
         redis_ctrl.call(database, lambda client: client.flushdb())
     caches.clear_all()
 

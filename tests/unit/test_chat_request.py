@@ -187,10 +187,9 @@ def test_part_of_another_type_is_unsupported(role: str, kind: str) -> None:
     assert (refused.rc, refused.path) == (UNSUPPORTED, f"messages[1].content[1].type={kind}")
 
 
-def test_stream_is_refused_while_there_is_no_progress_route() -> None:
+def test_stream_asks_for_progress() -> None:
     assert parse(stream=False).stream is parse(stream=None).stream is False
-    refused = refusal_of(stream=True)
-    assert (refused.rc, refused.path) == (UNSUPPORTED, "stream=true")
+    assert parse(stream=True).stream is True
 
 
 @pytest.mark.parametrize(

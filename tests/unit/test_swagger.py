@@ -16,6 +16,7 @@ STATUSES = {
     "/v2/generate/chat/async": {"post": {"200", "202", "401", "403", "404"} | BODY},
     "/v2/generate/text/pop": {"post": {"200", "401", "403"} | BODY},
     "/v2/generate/text/submit": {"post": {"200", "401", "403", "404"} | BODY},
+    "/v2/generate/text/progress": {"post": {"200", "403", "404", "409"} | BODY},
     "/v2/generate/text/status/{id}": {"get": {"200", "404", "429", "503"}, "delete": {"200", "404", "429", "503"}},
     "/v2/generate/chat/status/{id}": {"get": {"200", "404", "429", "503"}, "delete": {"200", "404", "429", "503"}},
 }

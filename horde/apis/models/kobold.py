@@ -11,6 +11,7 @@ REFUSALS = {
     401: "No account has the key.",
     403: "Not allowed, or not now.",
     404: "Nothing there by this id or name.",
+    409: "Not what comes next.",
     413: "The body is over its bound.",
     415: "The body is not JSON, or encoded.",
     429: "Too many requests: without `rc` a rate limit, else too many generations waiting.",
@@ -300,6 +301,36 @@ def build_submit_input(namespace: Namespace) -> Any:
             "reasoning_tokens": fields.Integer(min=0),
             "model_id": fields.String,
             "fault_reason": fields.String,
+        },
+    )
+
+
+def build_progress_input(namespace: Namespace) -> Any:
+    """A post of a streamed job's worker."""
+    delta = namespace.model(
+        "ProgressDelta",
+        {
+            "content": fields.String(description="The text since the previous post; empty only beside reasoning."),
+            "reasoning_content": fields.String(description="The reasoning since the previous post."),
+        },
+    )
+    return namespace.model(
+        "ProgressInputKobold",
+        {
+            "id": fields.String(required=True, description="The job."),
+            "seq": fields.Integer(min=1, required=True, description="1 for the first post of a job, then one more for each."),
+            "delta": fields.Nested(delta, required=True),
+        },
+    )
+
+
+def build_progress_accepted(namespace: Namespace) -> Any:
+    """What an accepted post is told."""
+    return namespace.model(
+        "ProgressAccepted",
+        {
+            "accepted_seq": fields.Integer,
+            "cancelled": fields.Boolean(description="Whether the request was cancelled: stop generating."),
         },
     )
 

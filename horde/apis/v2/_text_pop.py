@@ -27,6 +27,7 @@ from horde.classes.base.worker import (
 )
 from horde.classes.kobold.chat_request import ChatDeclaration
 from horde.classes.kobold.pricing import build_uptime_movements, compute_uptime_reward
+from horde.classes.kobold.processing_generation import LeaseOwner
 from horde.classes.kobold.text_request import LenientBody, Values, WholeNumber
 from horde.classes.kobold.waiting_prompt import TEXT_PAYLOAD_DEFAULTS
 from horde.classes.kobold.worker import (
@@ -398,7 +399,14 @@ def build_idle_pop(queue: ServableQueue) -> PoppedJobs:
 
 
 def take_jobs(
-    session: Session, worker: TextWorker, queue: ServableQueue, models: Sequence[str], *, amount: int, now: datetime
+    session: Session,
+    worker: TextWorker,
+    queue: ServableQueue,
+    models: Sequence[str],
+    *,
+    owner: LeaseOwner,
+    amount: int,
+    now: datetime,
 ) -> PoppedJobs:
     """Claim a request and write its jobs, in the caller's transaction; without one, the body of an idle pop.
 
@@ -410,7 +418,7 @@ def take_jobs(
         claimed = show_request_to_paused(session, queue, worker, wanted=amount, now=now)
     if claimed is None:
         return build_idle_pop(queue)
-    jobs = assign_jobs(session, claimed, worker, models, now, is_fake=is_fake)
+    jobs = assign_jobs(session, claimed, worker, models, now, owner=owner, is_fake=is_fake)
     request = claimed.request
     waited = max(0.0, (now - request.created).total_seconds())
     kind = "shared_key" if request.sharedkey_id else ("anonymous" if request.user_id == 0 else "registered")

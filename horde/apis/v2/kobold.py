@@ -18,9 +18,11 @@ from horde.apis.requests import get_config, read_json_body, read_json_object, re
 from horde.apis.v2 import _chat_generate as chatting
 from horde.apis.v2 import _text_generate as generate
 from horde.apis.v2 import _text_pop as popping
+from horde.apis.v2 import _text_progress as posting
 from horde.apis.v2 import _text_prompt as prompting
 from horde.apis.v2 import _text_submit as submitting
 from horde.chat_contract import MAX_CHAT_BODY_BYTES
+from horde.chat_progress import PostOutcome
 from horde.chat_signal import ChatEvent, publish_chat_event
 from horde.classes.kobold.chat_request import (
     ChatDeclaration,
@@ -35,7 +37,7 @@ from horde.classes.kobold.chat_request import (
     parse_chat_request,
     parse_chat_submission,
 )
-from horde.classes.kobold.processing_generation import TextProcessingGeneration
+from horde.classes.kobold.processing_generation import LeaseOwner, TextProcessingGeneration
 from horde.classes.kobold.text_params import check_text_param_rules
 from horde.classes.kobold.text_request import (
     MAX_MODEL_NAME_LENGTH,
@@ -53,7 +55,7 @@ from horde.database.text_functions import find_chat_operation_claim, is_chat_mod
 from horde.database.text_jobs import JobFacts, find_job, record_job_refusal
 from horde.database.text_requests import RequestContent, cancel_text_request, require_worker_ids
 from horde.database.text_status import build_text_status, require_request_progress
-from horde.database.users import Caller, find_caller
+from horde.database.users import Caller, build_lease_key_of, find_caller
 from horde.db import reading, transaction
 from horde.exceptions import (
     Forbidden,
@@ -65,6 +67,8 @@ from horde.exceptions import (
     Unauthorized,
 )
 from horde.limiter import (
+    count_refused_progress,
+    exempt_from_limits,
     limit_chat_submit,
     limit_pop,
     limit_status_delete,
@@ -362,8 +366,9 @@ class TextJobPop(Resource):
                 queue = popping.read_queue(session, worker, models, caller, priority_user_ids, now)
         popped = popping.build_idle_pop(queue)
         if queue.classes:
+            owner = LeaseOwner(build_lease_key_of(api_key), caller.is_trusted)
             with transaction() as session:
-                popped = popping.take_jobs(session, worker, queue, models, amount=body.amount, now=now)
+                popped = popping.take_jobs(session, worker, queue, models, owner=owner, amount=body.amount, now=now)
         if popped.jobs is None and worker.maintenance:
             raise Forbidden(worker.maintenance_msg, ReturnCode.WORKER_MAINTENANCE)
         self.report_assignment(worker, popped, caller)
@@ -494,6 +499,31 @@ class TextJobSubmit(Resource):
         if fault_reason is None or not job.is_pending or job.is_fake or job.chat_refusal_rc is not None:
             return
         _write_quietly(lambda session: TextWaitingPrompt.record_chat_worker_fault(session, job.wp_id, fault_reason))
+
+
+@namespace.route("/text/progress")
+class TextJobProgress(Resource):
+    """Take the text that a streamed job's worker generated so far."""
+
+    @namespace.expect(shapes.build_progress_input(namespace))
+    @namespace.param("apikey", "The key of the worker's owner.", _in="header", required=True)
+    @namespace.response(200, "Accepted", shapes.build_progress_accepted(namespace))
+    @shapes.document_refusals(namespace, *shapes.BODY_REFUSALS, 403, 404, 409)
+    @exempt_from_limits
+    def post(self) -> dict[str, Any]:
+        """Append to the request's stream; 200 {accepted_seq, cancelled}. The lease alone tells who may post."""
+        post = posting.parse_progress_post(read_json_object(replace_unstorable_characters=True))
+        api_key = require_api_key()
+        now = utcnow()
+        appended = posting.append(post, api_key, now)
+        if appended.outcome is PostOutcome.NO_LEASE:
+            count_refused_progress()
+            raise posting.find_refusal_without_lease(post, now)
+        if appended.outcome is PostOutcome.WRONG_KEY:
+            count_refused_progress()
+        posting.check_accepted(appended, post)
+        is_cancelled = posting.renew_lease(appended, post)
+        return {"accepted_seq": appended.seq, "cancelled": is_cancelled}
 
 
 def _write_quietly(write: Callable[[Session], object]) -> None:

@@ -59,12 +59,12 @@ def check_choice_count(value: object) -> None:
 
 
 def parse_stream(value: object) -> bool:
-    """Whether the client asked for progress; refused until the progress route exists."""
-    if value is None or value is False:
+    """Whether the worker is asked for progress."""
+    if value is None:
         return False
-    if value is not True:
+    if not isinstance(value, bool):
         raise malformed_value("stream", "has to be a boolean")
-    raise unsupported_parameter("stream=true")
+    return value
 
 
 def parse_models(body: Mapping[str, Any]) -> tuple[str, ...]:

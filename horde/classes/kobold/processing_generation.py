@@ -2,16 +2,19 @@
 """Text and chat jobs."""
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from functools import partial
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Boolean, Integer, String, case, update
+from sqlalchemy import Boolean, Integer, String, bindparam, case, select, update
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
-from horde import metrics
+from horde import chat_progress, metrics
+from horde.chat_progress import StreamLease, compute_max_progress_bytes
 from horde.classes.base.processing_generation import ProcessingGeneration
 from horde.classes.base.worker import (
     ABORT_MAINTENANCE_MESSAGE,
@@ -22,11 +25,16 @@ from horde.classes.base.worker import (
 from horde.classes.kobold.chat_request import ChatSubmission, build_stored_reply, chat_reply_characters
 from horde.classes.kobold.pricing import count_text_tokens
 from horde.classes.kobold.worker import TEXT_JOB_LEASE_SECONDS, TextWorker, get_text_worker_lease_capacity
+from horde.db import after_commit, table_of
 from horde.json_body import replace_unstorable
 from horde.logger import get_logger
 from horde.return_codes import ReturnCode
 
 logger = get_logger(__name__)
+
+# What progress may stretch a streamed job's lease to, in seconds from the pop.
+TRUSTED_TEXT_JOB_LEASE_CAP_SECONDS = 600
+UNTRUSTED_TEXT_JOB_LEASE_CAP_SECONDS = 200
 
 
 class ChargeBasis(StrEnum):
@@ -41,6 +49,22 @@ class GateShadowOutcome(StrEnum):
     COMPLETED = "completed"
     FAULTED = "faulted"
     ABORTED = "aborted"
+
+
+class LeaseWriting(StrEnum):
+    """What writing a renewed lease did to the job's row."""
+
+    WRITTEN = "written"
+    UNCHANGED = "unchanged"
+    CANCELLED = "cancelled"  # the job was settled at its request's cancel
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseOwner:
+    """The owner of a popping worker, as far as the lease of a streamed job asks."""
+
+    lease_key: str = field(repr=False)  # what posts are compared with, see `chat_progress.build_lease_owner_key`
+    is_trusted: bool
 
 
 class TextProcessingGeneration(ProcessingGeneration):
@@ -92,6 +116,56 @@ class TextProcessingGeneration(ProcessingGeneration):
         )
 
     @staticmethod
+    def _write_stream_lease(
+        session: Session,
+        *,
+        job_id: UUID,
+        wp_id: UUID,
+        worker: TextWorker,
+        model: str,
+        owner: LeaseOwner,
+        max_length: int,
+        is_fake: bool,
+        started: datetime,
+        job_ttl: int,
+    ) -> None:
+        """Let a streamed job's worker post progress, once the pop is committed. Best effort: it never fails a pop."""
+        lease = StreamLease(
+            generation_id=job_id,
+            request_id=wp_id,
+            worker_id=worker.id,
+            model=model,
+            owner_id=worker.user_id,
+            key=owner.lease_key,
+            max_bytes=compute_max_progress_bytes(max_length),
+            is_fake=is_fake,
+            started=get_unix_seconds(started),
+            job_ttl=job_ttl,
+            lease_cap=text_job_lease_cap(owner_trusted=owner.is_trusted),
+            owner_trusted=owner.is_trusted,
+        )
+        after_commit(session, partial(chat_progress.write_stream_lease, lease))
+
+    @staticmethod
+    def end_progress_after_submit(session: Session, *, job_id: UUID) -> None:
+        """End a streamed job's posts once its reply is committed; the stream stays for its readers. Best effort."""
+        after_commit(session, partial(chat_progress.delete_stream_lease, job_id))
+
+    @staticmethod
+    def end_progress_after_fault(session: Session, *, job_id: UUID) -> None:
+        """Tell a streamed job's readers that it brings no reply, once its fault is committed. Best effort."""
+        after_commit(session, partial(chat_progress.end_progress_stream, job_id))
+
+    @staticmethod
+    def settle_cancelled(session: Session, *, job_id: UUID, character_count: int) -> bool:
+        """Fault a pending job as cancelled, with the characters it is priced by; False for the loser to its submit.
+
+        Neither restarts it nor counts it against its worker. The caller holds the request's row lock, prices and pays.
+        """
+        values = {"job_id": job_id, "character_count": character_count}
+        return session.scalar(_SETTLE_CANCELLED, values) is not None
+
+    @staticmethod
     def get_things_count(message: Mapping[str, Any] | None, generation: str | None, max_length: int) -> int:
         """Tokens a reply is priced and timed by: a chat reply's message, else a text; 0 with neither."""
         if message is not None:
@@ -136,6 +210,59 @@ class TextProcessingGeneration(ProcessingGeneration):
             )
             return False
         return _log_aborted_job(session, worker_id=worker_id, is_raid=is_raid, now=now)
+
+
+jobs = table_of(TextProcessingGeneration)
+_is_pending = (jobs.c.id == bindparam("job_id")) & jobs.c.generation.is_(None) & ~jobs.c.faulted
+
+_SETTLE_CANCELLED = (
+    update(jobs)
+    .where(_is_pending)
+    .values(faulted=True, cancelled=True, settled_character_count=bindparam("character_count", type_=Integer))
+    .returning(jobs.c.id)
+)
+
+_RENEW = (
+    update(jobs)
+    .where(_is_pending, jobs.c.job_ttl < bindparam("new_ttl", type_=Integer))
+    .values(job_ttl=bindparam("new_ttl", type_=Integer))
+    .returning(jobs.c.id)
+)
+
+
+def text_job_lease_cap(*, owner_trusted: bool) -> int:
+    """How far progress stretches a job's lease, in seconds from the pop."""
+    return TRUSTED_TEXT_JOB_LEASE_CAP_SECONDS if owner_trusted else UNTRUSTED_TEXT_JOB_LEASE_CAP_SECONDS
+
+
+def renew_text_job_ttl(session: Session, *, job_id: UUID, job_ttl: int) -> bool:
+    """Move a pending job's deadline, never back; False when it is there already or the job has ended. By primary key."""
+    return session.scalar(_RENEW, {"job_id": job_id, "new_ttl": job_ttl}) is not None
+
+
+def renew_text_job_lease(session: Session, *, job_id: UUID, job_ttl: int) -> LeaseWriting:
+    """Write the deadline that a post moved on Redis to the job's row.
+
+    A job that ended is found here when its lease outlived it, as when Redis was away at its end or its request was
+    cancelled between its pop and its lease: the lease then ends as it should have, so that the worker learns it.
+    """
+    if renew_text_job_ttl(session, job_id=job_id, job_ttl=job_ttl):
+        return LeaseWriting.WRITTEN
+    ended = select(jobs.c.faulted, jobs.c.cancelled, jobs.c.generation.is_not(None).label("is_completed"))
+    row = session.execute(ended.where(jobs.c.id == job_id)).one_or_none()
+    if row is not None and row.cancelled:
+        after_commit(session, partial(chat_progress.cancel_progress_streams, [job_id]))
+        return LeaseWriting.CANCELLED
+    if row is None or row.faulted:
+        TextProcessingGeneration.end_progress_after_fault(session, job_id=job_id)
+    elif row.is_completed:
+        TextProcessingGeneration.end_progress_after_submit(session, job_id=job_id)
+    return LeaseWriting.UNCHANGED
+
+
+def get_unix_seconds(moment: datetime) -> float:
+    """Unix seconds of a naive time in UTC, as rows hold it."""
+    return moment.replace(tzinfo=UTC).timestamp()
 
 
 def _log_aborted_job(session: Session, *, worker_id: UUID, is_raid: bool, now: datetime) -> bool:
