@@ -1,11 +1,18 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """The backend over HTTP: OpenAI's routes, and the few of llama.cpp and vLLM that tell how many tokens a prompt has."""
 
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 import httpx
+
+from horde.bridge.sse import Event, EventTooLong, iter_events
 
 CONNECT_TIMEOUT_SECONDS = 10.0
 PROBE_TIMEOUT_SECONDS = 10.0
@@ -88,6 +95,10 @@ class Backend:
         """Run a chat completion; the answer as sent."""
         return self._call("POST", f"{self._url}/chat/completions", body, timeout_seconds)
 
+    def open_chat_stream(self, body: JsonObject, timeout_seconds: float) -> "ChatStream":
+        """A chat completion to be read piece by piece; it is asked for when the reading begins."""
+        return ChatStream(self._client, f"{self._url}/chat/completions", body, _build_timeout(timeout_seconds))
+
     def complete(self, body: JsonObject, timeout_seconds: float) -> JsonObject:
         """Run a text completion; the answer as sent."""
         return self._call("POST", f"{self._url}/completions", body, timeout_seconds)
@@ -120,20 +131,125 @@ class Backend:
         return _require_tokens(self._call("POST", f"{self._root}/tokenize", question, TOKENIZE_TIMEOUT_SECONDS))
 
     def _call(self, method: str, url: str, body: JsonObject | None, timeout_seconds: float) -> JsonObject:
-        timeout = httpx.Timeout(timeout_seconds, connect=min(CONNECT_TIMEOUT_SECONDS, timeout_seconds))
         try:
-            response = self._client.request(method, url, json=body, timeout=timeout)
+            response = self._client.request(method, url, json=body, timeout=_build_timeout(timeout_seconds))
         except httpx.ReadTimeout as error:  # longer than the lease of the job
             raise BackendUnavailable(f"no answer within {timeout_seconds:.0f} s") from error
         except httpx.HTTPError as error:
             raise BackendUnavailable(f"{type(error).__name__}: {error}") from error
+        return _require_object(response.status_code, response.content)
+
+
+class ChatStream:
+    """One streamed chat completion. ``read_chunks`` runs in one thread; ``abort`` may be called from any."""
+
+    def __init__(self, client: httpx.Client, url: str, body: JsonObject, timeout: httpx.Timeout) -> None:
+        self._client, self._url, self._body, self._timeout = client, url, body, timeout
+        self._lock = threading.Lock()
+        self._response: httpx.Response | None = None
+        self._is_aborted = False
+
+    def read_chunks(self) -> Iterator[JsonObject]:
+        """The chunks up to ``[DONE]``, or to the end of the answer if a chunk had a finish reason.
+
+        A backend that does not stream and answers whole is read as one chunk. Ends early once aborted. Raises ``BackendRefusal``
+        for an error status and for an error that comes as a chunk, and ``BackendUnavailable`` for a stream that breaks off, is
+        silent longer than its time-out or cannot be read.
+        """
         try:
-            answer = response.json()
-        except ValueError:
-            answer = None
-        if response.is_success and isinstance(answer, dict):
-            return answer
-        raise BackendRefusal(response.status_code, _describe_error(answer))
+            with self._client.stream("POST", self._url, json=self._body, timeout=self._timeout) as response:
+                if not self._enter(response):
+                    return
+                try:
+                    yield from _read_answer(response)
+                finally:
+                    self._leave()
+        except (httpx.HTTPError, EventTooLong) as error:
+            if not self._is_aborted:
+                raise BackendUnavailable(f"{type(error).__name__}: {error}") from error
+        except BackendUnavailable:
+            if not self._is_aborted:
+                raise
+
+    def abort(self) -> None:
+        """End the stream, which makes the backend stop generating and wakes the thread that reads."""
+        with self._lock:
+            self._is_aborted = True
+            network = self._response.extensions.get("network_stream") if self._response is not None else None
+            connection = network.get_extra_info("socket") if network is not None else None
+            if connection is not None:
+                with contextlib.suppress(OSError):  # closed by the backend a moment ago
+                    connection.shutdown(socket.SHUT_RDWR)  # closing alone would not wake a thread inside recv
+
+    def _enter(self, response: httpx.Response) -> bool:
+        with self._lock:
+            self._response = response
+            return not self._is_aborted
+
+    def _leave(self) -> None:
+        """Let go of the connection: from here on it may carry another job's answer."""
+        with self._lock:
+            self._response = None
+
+
+def _read_answer(response: httpx.Response) -> Iterator[JsonObject]:
+    """The chunks of an answer whose head has come."""
+    if not response.is_success or "json" in response.headers.get("Content-Type", ""):
+        yield _build_only_chunk(_require_object(response.status_code, response.read()))
+        return
+    has_finish_reason = False
+    for event in iter_events(response.iter_bytes()):
+        if event.data.strip() == "[DONE]":
+            return
+        chunk = _parse_chunk(event)
+        has_finish_reason = has_finish_reason or _has_finish_reason(chunk)
+        yield chunk
+    if not has_finish_reason:
+        raise BackendUnavailable("the stream broke off")
+
+
+def _parse_chunk(event: Event) -> JsonObject:
+    try:
+        chunk = json.loads(event.data)
+    except (ValueError, RecursionError) as error:
+        raise BackendUnavailable("a chunk of the stream cannot be read") from error
+    if isinstance(chunk, dict) and not event.is_error and chunk.get("error") is None:
+        return chunk
+    details = chunk.get("error", chunk) if isinstance(chunk, dict) else None
+    code = details.get("code") if isinstance(details, dict) else None
+    is_status = isinstance(code, int) and 400 <= code <= 599
+    raise BackendRefusal(int(str(code)) if is_status else httpx.codes.INTERNAL_SERVER_ERROR, _describe_error(chunk))
+
+
+def _build_only_chunk(completion: JsonObject) -> JsonObject:
+    """A whole completion as the only chunk of a stream."""
+    choices = completion.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    message = choice.get("message") if isinstance(choice, dict) else None
+    if not isinstance(choice, dict) or not isinstance(message, dict):
+        raise BackendRefusal(httpx.codes.OK, "the answer has no message")
+    return {**completion, "choices": [{**choice, "delta": message}]}
+
+
+def _has_finish_reason(chunk: JsonObject) -> bool:
+    choices = chunk.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    return isinstance(choice, dict) and choice.get("finish_reason") is not None
+
+
+def _build_timeout(seconds: float) -> httpx.Timeout:
+    return httpx.Timeout(seconds, connect=min(CONNECT_TIMEOUT_SECONDS, seconds))
+
+
+def _require_object(status: int, content: bytes) -> JsonObject:
+    """The JSON object of a success. Raises ``BackendRefusal`` for anything else."""
+    try:
+        answer = json.loads(content)
+    except (ValueError, RecursionError):
+        answer = None
+    if httpx.codes.is_success(status) and isinstance(answer, dict):
+        return answer
+    raise BackendRefusal(status, _describe_error(answer))
 
 
 def _describe_error(answer: object) -> str:

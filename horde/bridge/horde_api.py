@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""The two calls a text worker makes: pop a job, submit what came of it."""
+"""The calls a text worker makes: pop a job, post what is written so far, submit what came of it."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ import httpx
 
 POP_TIMEOUT_SECONDS = 60.0  # a busy horde may hold a pop for some 40 s
 SUBMIT_TIMEOUT_SECONDS = 60.0
+PROGRESS_TIMEOUT_SECONDS = 10.0  # a post is answered in milliseconds, and the reply's submit waits for the one under way
 CONNECT_TIMEOUT_SECONDS = 10.0
 
 JsonObject = dict[str, Any]
@@ -21,11 +22,11 @@ class HordeUnavailable(Exception):
 
 
 class HordeRefusal(Exception):
-    """A 4xx of the horde. ``rc`` is its code, empty when it sent none."""
+    """A 4xx of the horde. ``rc`` is its code, empty when it sent none; ``answer`` is the whole body."""
 
-    def __init__(self, status: int, rc: str, message: str) -> None:
+    def __init__(self, status: int, rc: str, message: str, answer: JsonObject) -> None:
         super().__init__(f"{status} {rc}: {message}")
-        self.status, self.rc, self.message = status, rc, message
+        self.status, self.rc, self.message, self.answer = status, rc, message, answer
 
 
 class HordeApi:
@@ -39,6 +40,13 @@ class HordeApi:
         """Ask for a job; None when there is none. Raises ``HordeUnavailable`` or ``HordeRefusal``."""
         answer = self._post("/v2/generate/text/pop", body, POP_TIMEOUT_SECONDS)
         return answer if answer.get("id") else None
+
+    def post_progress(self, body: JsonObject) -> bool:
+        """Post what a streamed job wrote since its last post: ``{id, seq, delta}``. Whether the request was cancelled.
+
+        Raises ``HordeUnavailable`` or ``HordeRefusal``; after the former the same body may be sent again.
+        """
+        return self._post("/v2/generate/text/progress", body, PROGRESS_TIMEOUT_SECONDS).get("cancelled") is True
 
     def submit(self, body: JsonObject) -> float:
         """Hand in a reply or a fault; the reward in kudos. Raises ``HordeUnavailable`` or ``HordeRefusal``."""
@@ -60,7 +68,7 @@ class HordeApi:
             return answer
         if response.is_client_error and response.status_code != httpx.codes.TOO_MANY_REQUESTS and answer is not None:
             raise HordeRefusal(
-                response.status_code, str(answer.get("rc") or ""), str(answer.get("message") or answer.get("errors"))
+                response.status_code, str(answer.get("rc") or ""), str(answer.get("message") or answer.get("errors")), answer
             )
         raise HordeUnavailable(f"HTTP {response.status_code}", _parse_retry_after(response.headers.get("Retry-After")))
 

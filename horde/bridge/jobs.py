@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """One job: from what the horde popped to the body to submit.
 
-``serve_chat_job`` and ``serve_text_job`` return the finished submit, or raise ``JobFault`` for a job this worker gives back, or
-``BackendUnavailable`` when the backend is gone.
+``serve_chat_job`` and ``serve_text_job`` return the finished submit, or raise ``JobFault`` for a job this worker gives back,
+``BackendUnavailable`` when the backend is gone, or ``JobAbandoned`` for a streamed job that needs no submit any more.
 """
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,14 +25,14 @@ from horde_sdk.worker.chat_declaration import (
 )
 
 from horde.bridge.backend import Backend, BackendKind, BackendRefusal, JsonObject, RenderedPrompt
+from horde.bridge.lease import DEFAULT_LEASE_SECONDS, Lease
 from horde.bridge.probe import ServingPlan
+from horde.bridge.progress import PostProgress, ProgressPoster
 from horde.bridge.replies import ChatReply, build_tool_call, clean_text, parse_chat_reply
 from horde.bridge.schema_check import matches_schema
+from horde.bridge.streamed_reply import StreamedReply
+from horde.bridge.streaming import StreamedGeneration
 from horde.bridge.tool_grammar import build_tool_call_schema, parse_forced_call
-
-DEFAULT_LEASE_SECONDS = 150.0  # what every text and chat job gets, should a horde not say
-LEASE_MARGIN_SECONDS = 3.0  # to hand in the fault while the lease still holds
-MIN_BACKEND_SECONDS = 5.0
 
 # Sampling keys beyond OpenAI's are spelled differently by each backend: the payload's name, then theirs.
 _CHAT_SAMPLING = {
@@ -66,18 +65,19 @@ class JobFault(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A popped job with its lease, in seconds of ``time.monotonic``."""
+    """A popped job with its lease."""
 
     job_id: str
     is_chat: bool
     model: str
     body: JsonObject
-    lease_ends: float
+    lease: Lease
 
     @property
-    def seconds_left(self) -> float:
-        """How long the backend may take."""
-        return max(self.lease_ends - LEASE_MARGIN_SECONDS - time.monotonic(), MIN_BACKEND_SECONDS)
+    def is_streamed(self) -> bool:
+        """Whether the horde wants to know what is written before it is submitted."""
+        payload = self.body.get("payload")
+        return self.is_chat and isinstance(payload, dict) and payload.get("stream_progress") is True
 
     def build_fault(self, reason: ChatFaultReason) -> JsonObject:
         """The submit that gives the job back. A text job's form is the one text workers send, which carries no reason."""
@@ -95,16 +95,16 @@ def parse_job(answer: JsonObject, plan: ServingPlan) -> Job:
         is_chat=answer.get("chat") is True,
         model=str(answer.get("model") or plan.model),
         body=answer,
-        lease_ends=time.monotonic() + (float(lease_seconds) if has_lease and lease_seconds else DEFAULT_LEASE_SECONDS),
+        lease=Lease(float(lease_seconds) if has_lease and lease_seconds else DEFAULT_LEASE_SECONDS),
     )
 
 
-def serve_job(job: Job, backend: Backend, plan: ServingPlan) -> JsonObject:
-    """Serve a job of either kind; the submit's body."""
-    return serve_chat_job(job, backend, plan) if job.is_chat else serve_text_job(job, backend, plan)
+def serve_job(job: Job, backend: Backend, plan: ServingPlan, post: PostProgress) -> JsonObject:
+    """Serve a job of either kind; the submit's body. ``post`` sends what a streamed job has written so far."""
+    return serve_chat_job(job, backend, plan, post) if job.is_chat else serve_text_job(job, backend, plan)
 
 
-def serve_chat_job(job: Job, backend: Backend, plan: ServingPlan) -> JsonObject:
+def serve_chat_job(job: Job, backend: Backend, plan: ServingPlan, post: PostProgress) -> JsonObject:
     """Check, count, generate, check again. Errors as the module says."""
     chat = parse_chat_job(job, plan)
     forces_call = is_call_forced_by_schema(chat, plan)
@@ -112,13 +112,13 @@ def serve_chat_job(job: Job, backend: Backend, plan: ServingPlan) -> JsonObject:
     try:
         prompt = backend.find_chat_prompt(plan.profile.kind, body)
         check_prompt_fits(prompt, chat, plan)
-        completion = backend.chat(body, job.seconds_left)
+        opens_reasoning = prompt.opens_reasoning if prompt else None
+        if job.is_streamed:
+            reply = stream_chat(job, backend, body, post, opens_reasoning=opens_reasoning, posts_content=not forces_call)
+        else:
+            reply = run_chat(job, backend, body, opens_reasoning=opens_reasoning)
     except BackendRefusal as refusal:
         raise build_refusal_fault(refusal, is_constrained="response_format" in body) from refusal
-    try:
-        reply = parse_chat_reply(completion, opens_reasoning=prompt.opens_reasoning if prompt else None)
-    except ValueError as error:
-        raise JobFault(ChatFaultReason.GENERATION_ERROR, str(error)) from error
     if forces_call:
         reply = build_forced_reply(reply)
     reply = limit_calls(reply, chat)
@@ -132,6 +132,30 @@ def serve_chat_job(job: Job, backend: Backend, plan: ServingPlan) -> JsonObject:
         reply.usage,
         native_finish_reason=reply.native_finish_reason,
     )
+
+
+def run_chat(job: Job, backend: Backend, body: JsonObject, *, opens_reasoning: bool | None) -> ChatReply:
+    """Generate a reply in one piece."""
+    completion = backend.chat(body, job.lease.seconds_left)
+    try:
+        return parse_chat_reply(completion, opens_reasoning=opens_reasoning)
+    except ValueError as error:
+        raise JobFault(ChatFaultReason.GENERATION_ERROR, str(error)) from error
+
+
+def stream_chat(
+    job: Job, backend: Backend, body: JsonObject, post: PostProgress, *, opens_reasoning: bool | None, posts_content: bool
+) -> ChatReply:
+    """Generate a reply piece by piece and post what is there; the reply begins with what was posted."""
+    body = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    generation = StreamedGeneration(
+        backend.open_chat_stream(body, job.lease.seconds_left),
+        StreamedReply(opens_reasoning=opens_reasoning),
+        ProgressPoster(job.job_id, job.lease, post),
+        job.lease,
+        posts_content=posts_content,
+    )
+    return generation.run().build()
 
 
 def parse_chat_job(job: Job, plan: ServingPlan) -> ChatJobPayload:
@@ -287,7 +311,7 @@ def serve_text_job(job: Job, backend: Backend, plan: ServingPlan) -> JsonObject:
     try:
         body = build_text_body(payload, plan)
         body["prompt"] = fit_text_prompt(payload, backend, plan, max_length=body["max_tokens"])
-        completion = backend.complete(body, job.seconds_left)
+        completion = backend.complete(body, job.lease.seconds_left)
     except BackendRefusal as refusal:
         raise build_refusal_fault(refusal, is_constrained=False) from refusal
     choices = completion.get("choices")

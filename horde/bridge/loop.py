@@ -19,6 +19,8 @@ from horde.bridge.config import BridgeConfig
 from horde.bridge.horde_api import HordeApi, HordeRefusal, HordeUnavailable
 from horde.bridge.jobs import Job, JobFault, parse_job, serve_job
 from horde.bridge.probe import ProbeError, ServingPlan, build_serving_plan
+from horde.bridge.progress import JobAbandoned
+from horde.bridge.streaming import UNREADABLE_ERRORS
 from horde.logger import get_logger
 
 IDLE_STEPS = ((25, 3.0), (10, 2.0), (0, 1.0))  # after so many empty pops, seconds between two; the pace of other text workers
@@ -194,24 +196,27 @@ class Bridge:
         started = time.monotonic()
         try:
             body, is_backend_trouble = self._run_job(job, plan)
-            if running.claim():
+            if running.claim() and body is not None:
                 self._submit(job, body, started)
         finally:
             self._running.discard(running)
         return is_backend_trouble
 
-    def _run_job(self, job: Job, plan: ServingPlan) -> tuple[JsonObject, bool]:
-        """The body to submit, and whether the backend is in trouble."""
+    def _run_job(self, job: Job, plan: ServingPlan) -> tuple[JsonObject | None, bool]:
+        """The body to submit, None for a job nobody waits for, and whether the backend is in trouble."""
         fields = {"job_id": job.job_id, "chat": job.is_chat}
         try:
-            return serve_job(job, self._backend, plan), False
+            return serve_job(job, self._backend, plan, self._horde.post_progress), False
+        except JobAbandoned as error:
+            logger.info("horde.bridge.job_abandoned", extra={**fields, "reason": str(error)})
+            return None, False
         except JobFault as fault:
             logger.warning("horde.bridge.job_faulted", extra={**fields, "reason": fault.reason.value, "detail": fault.detail})
             return job.build_fault(fault.reason), fault.is_backend_trouble
         except BackendUnavailable as error:
             logger.error("horde.bridge.backend_failed", extra={**fields, "error": str(error)})
             return job.build_fault(ChatFaultReason.GENERATION_ERROR), True
-        except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        except UNREADABLE_ERRORS as error:
             # A payload or an answer of a shape nobody foresaw. Only the kind is logged: the message may quote the request.
             logger.error("horde.bridge.job_unreadable", extra={**fields, "error": type(error).__name__})
             return job.build_fault(ChatFaultReason.GENERATION_ERROR), False
@@ -229,7 +234,7 @@ class Bridge:
             except HordeUnavailable as error:
                 failures += 1
                 logger.warning("horde.bridge.submit_failed", extra={**fields, "error": str(error), "failures": failures})
-                if time.monotonic() > job.lease_ends + SUBMIT_GIVE_UP_SECONDS:
+                if time.monotonic() > job.lease.ends + SUBMIT_GIVE_UP_SECONDS:
                     logger.error("horde.bridge.submit_given_up", extra=fields)
                     return
                 # Not cut short by a stop: a finished reply is worth the grace period.

@@ -12,7 +12,7 @@ from horde_sdk.worker.chat_declaration import ChatFinishReason, ChatUsage
 NATIVE_FINISH_REASON_CHARACTERS = 32  # the horde refuses a longer one
 TOOL_CALL_ID_CHARACTERS = 256  # the horde's bound, in requests and replies
 
-_OPENING, _CLOSING = "<think>", "</think>"
+REASONING_OPENING, REASONING_CLOSING = "<think>", "</think>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,20 +48,33 @@ def parse_chat_reply(completion: Mapping[str, Any], *, opens_reasoning: bool | N
     if not isinstance(choice, dict) or not isinstance(message, dict):
         raise ValueError("the backend's answer has no message")
     native = choice.get("finish_reason")
-    tool_calls = _parse_tool_calls(message.get("tool_calls"))
-    finish_reason = _parse_finish_reason(native, has_calls=bool(tool_calls))
-    content, reasoning = _read_text(message.get("content")), _read_text(message.get("reasoning_content"))
+    content, reasoning = _read_text(message.get("content")) or "", _read_text(read_reasoning(message))
     if not reasoning:
-        is_cut = finish_reason is ChatFinishReason.LENGTH
-        content, reasoning = split_reasoning(content or "", opens_reasoning=opens_reasoning, is_cut=is_cut)
+        content, reasoning = split_reasoning(content, opens_reasoning=opens_reasoning, is_cut=is_cut_at_length(native))
+    return build_chat_reply(content, reasoning, message.get("tool_calls"), native=native, usage=completion.get("usage"))
+
+
+def build_chat_reply(content: str, reasoning: str, tool_calls: object, *, native: object, usage: object) -> ChatReply:
+    """A reply from its text, parted already, and what else the backend said: its calls, its finish reason and its counts."""
+    calls = _parse_tool_calls(tool_calls)
     return ChatReply(
-        content=(content or None) if tool_calls else (content or ""),
+        content=(content or None) if calls else content,
         reasoning=reasoning or None,
-        tool_calls=tool_calls,
-        finish_reason=finish_reason,
+        tool_calls=calls,
+        finish_reason=_parse_finish_reason(native, has_calls=bool(calls)),
         native_finish_reason=native[:NATIVE_FINISH_REASON_CHARACTERS] if isinstance(native, str) else None,
-        usage=_parse_usage(completion.get("usage")),
+        usage=_parse_usage(usage),
     )
+
+
+def read_reasoning(message: Mapping[str, Any]) -> object:
+    """The reasoning of a message or of a piece of one: ``reasoning_content``, which newer vLLMs call ``reasoning``."""
+    return message.get("reasoning_content") or message.get("reasoning")
+
+
+def is_cut_at_length(native: object) -> bool:
+    """Whether a backend's finish reason says that the reply reached its length."""
+    return bool(native == ChatFinishReason.LENGTH.value)
 
 
 def split_reasoning(content: str, *, opens_reasoning: bool | None, is_cut: bool) -> tuple[str, str]:
@@ -72,13 +85,13 @@ def split_reasoning(content: str, *, opens_reasoning: bool | None, is_cut: bool)
     nobody knows what the template did, a lone closing tag is taken as the end of such a block.
     """
     text = content.lstrip()
-    if text.startswith(_OPENING):
-        reasoning, _, answer = text.removeprefix(_OPENING).partition(_CLOSING)
+    if text.startswith(REASONING_OPENING):
+        reasoning, _, answer = text.removeprefix(REASONING_OPENING).partition(REASONING_CLOSING)
         return answer.lstrip(), reasoning.strip()
     if opens_reasoning is False:
         return content, ""
-    reasoning, closing, answer = content.partition(_CLOSING)
-    if closing and _OPENING not in reasoning:
+    reasoning, closing, answer = content.partition(REASONING_CLOSING)
+    if closing and REASONING_OPENING not in reasoning:
         return answer.lstrip(), reasoning.strip()
     return ("", content.strip()) if opens_reasoning and is_cut else (content, "")
 

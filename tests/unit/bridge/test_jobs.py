@@ -27,7 +27,7 @@ LOOSE = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": 
 
 def serve(body: dict[str, Any], script: Script, **changes: Any) -> dict[str, Any]:
     plan = build_plan(llama_script(), **changes)
-    return serve_job(parse_job(body, plan), build_backend(script), plan)
+    return serve_job(parse_job(body, plan), build_backend(script), plan, lambda _: pytest.fail("nothing is posted"))
 
 
 def fault(body: dict[str, Any], script: Script, **changes: Any) -> JobFault:
