@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
 from uuid import UUID
 
@@ -20,6 +21,7 @@ from horde_sdk.generation_parameters.text.chat_limits import (
     chat_schema_exceeds_nesting,
 )
 from horde_sdk.generation_parameters.text.chat_policy import DEFAULT_CHAT_CONFORMANCE, ChatConformance
+from horde_sdk.worker.chat_declaration import ChatFaultReason
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, TypeAdapter, ValidationError, model_validator
 
 from horde.exceptions import BadRequest
@@ -44,6 +46,9 @@ MAX_CHAT_IMAGE_PIXELS: Final = 3072 * 3072
 CHAT_IMAGE_PROMPT_TOKENS: Final = 512  # what koboldcpp's worker adds per image in its own overflow estimate
 CHAT_IMAGE_PLACEHOLDER: Final = "[image]"
 
+MAX_STOP_SEQUENCE_COUNT: Final = 128
+MAX_STOP_SEQUENCE_CHARACTERS: Final = 2000  # over all of a request's distinct sequences
+
 CHARACTERS_PER_PROMPT_TOKEN: Final = 3  # for sizing; pricing divides by 4
 _NAME_PATTERN: Final = r"^[A-Za-z0-9_-]{1,64}$"
 _MAX_QUOTED_CHARACTERS: Final = 256  # a refused key may be megabytes long; the answer is not
@@ -65,6 +70,20 @@ class ChatContextFit(StrEnum):
     TRUNCATE_OLDEST = "truncate_oldest"
 
 
+# What the horde says for a worker's known fault reasons; a worker's own text is shown nowhere.
+WORKER_FAULT_MESSAGES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        ChatFaultReason.PROMPT_OVERFLOW: "The worker could not fit the prompt into its context.",
+        ChatFaultReason.UNBUILDABLE_GRAMMAR: (
+            "The worker could not build the grammar the request's tool choice or response format needs."
+        ),
+        ChatFaultReason.TOOL_VIOLATION: "The model's reply broke the request's tool controls.",
+        ChatFaultReason.REPLY_REFUSED: "The AI Horde refused the worker's reply.",
+        ChatFaultReason.GENERATION_ERROR: "The worker's backend failed while generating.",
+    }
+)
+
+
 class ChatAvailabilityMode(StrEnum):
     """Read by the front: queue for its whole budget, or give up when nobody can serve."""
 
@@ -72,15 +91,36 @@ class ChatAvailabilityMode(StrEnum):
     FAIL_FAST = "fail_fast"
 
 
+class RefusalKind(StrEnum):
+    """What is wrong with a part of a chat request; the native codes do not tell all of them apart, OpenAI's do."""
+
+    TYPE = "type"
+    MISSING = "missing"
+    VALUE = "value"
+    LIMIT = "limit"
+    UNSUPPORTED = "unsupported"
+    CONFLICT = "conflict"
+    HISTORY = "history"
+    SCHEMA = "schema"
+
+
 class ChatRequestRefused(BadRequest):
-    """400 of a chat request, with the path at fault for the front's `param`.
+    """400 of a chat request, with the path at fault and the kind of fault for the front's error.
 
     `detail` is the message without a leading path.
     """
 
-    def __init__(self, path: str, message: str, rc: ReturnCode = ReturnCode.BAD_REQUEST, *, detail: str | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        message: str,
+        rc: ReturnCode = ReturnCode.BAD_REQUEST,
+        *,
+        detail: str | None = None,
+        kind: RefusalKind = RefusalKind.VALUE,
+    ) -> None:
         super().__init__(message, rc)
-        self.path = path
+        self.path, self.kind = path, kind
         self.detail = message if detail is None else detail
 
 
@@ -90,22 +130,24 @@ def _quote(path: str) -> str:
 
 def unsupported_parameter(path: str) -> ChatRequestRefused:
     """A key or value outside the accepted set; a value is written as `key=value` in the path."""
-    return ChatRequestRefused(path, f"{_quote(path)} is not supported on chat requests.", ReturnCode.UNSUPPORTED_CHAT_PARAMETER)
+    message = f"{_quote(path)} is not supported on chat requests."
+    return ChatRequestRefused(path, message, ReturnCode.UNSUPPORTED_CHAT_PARAMETER, kind=RefusalKind.UNSUPPORTED)
 
 
 def limit_exceeded(path: str, limit: str) -> ChatRequestRefused:
     """More of something than a chat request may carry; `limit` completes "'path' may ..."."""
-    return ChatRequestRefused(path, f"{_quote(path)} may {limit}.", ReturnCode.UNSUPPORTED_CHAT_PARAMETER)
+    message = f"{_quote(path)} may {limit}."
+    return ChatRequestRefused(path, message, ReturnCode.UNSUPPORTED_CHAT_PARAMETER, kind=RefusalKind.LIMIT)
 
 
-def malformed_value(path: str, expectation: str) -> ChatRequestRefused:
+def malformed_value(path: str, expectation: str, kind: RefusalKind = RefusalKind.VALUE) -> ChatRequestRefused:
     """A missing or badly formed value; `expectation` completes "'path' ..."."""
-    return ChatRequestRefused(path, f"{_quote(path)} {expectation}.")
+    return ChatRequestRefused(path, f"{_quote(path)} {expectation}.", kind=kind)
 
 
 def request_conflict(path: str, message: str) -> ChatRequestRefused:
     """Two keys that contradict each other."""
-    return ChatRequestRefused(path, message, ReturnCode.CHAT_REQUEST_CONFLICT)
+    return ChatRequestRefused(path, message, ReturnCode.CHAT_REQUEST_CONFLICT, kind=RefusalKind.CONFLICT)
 
 
 class _StrictModel(BaseModel):
@@ -238,10 +280,11 @@ def _build_refusal(error: ValidationError, root: str) -> ChatRequestRefused:
     if first["type"] == "extra_forbidden":
         return unsupported_parameter(path)
     if first["type"] == "missing":
-        return malformed_value(path, "is required")
+        return malformed_value(path, "is required", RefusalKind.MISSING)
     if first["type"] == "model_type":
-        return malformed_value(path, "has to be an object")
-    return malformed_value(path, f"is invalid: {first['msg'].removeprefix('Value error, ')}")
+        return malformed_value(path, "has to be an object", RefusalKind.TYPE)
+    kind = RefusalKind.TYPE if first["type"].endswith("_type") else RefusalKind.VALUE
+    return malformed_value(path, f"is invalid: {first['msg'].removeprefix('Value error, ')}", kind)
 
 
 def parse_horde_options(value: object) -> ChatHordeOptions:
@@ -259,7 +302,7 @@ def parse_tools(value: object) -> list[JsonObject]:
     if value is None:
         return []
     if not isinstance(value, list):
-        raise malformed_value("tools", "has to be an array")
+        raise malformed_value("tools", "has to be an array", RefusalKind.TYPE)
     if len(value) > MAX_CHAT_TOOL_COUNT:
         raise limit_exceeded("tools", f"hold at most {MAX_CHAT_TOOL_COUNT} tools")
     _validate(_TOOLS, value, "tools")
@@ -289,7 +332,7 @@ def parse_parallel_tool_calls(value: object, tools: Sequence[JsonObject]) -> boo
     if value is None:
         return None
     if not isinstance(value, bool):
-        raise malformed_value("parallel_tool_calls", "has to be a boolean")
+        raise malformed_value("parallel_tool_calls", "has to be a boolean", RefusalKind.TYPE)
     _require_tools("parallel_tool_calls", tools)
     return value
 
@@ -307,7 +350,7 @@ def parse_response_format(value: object) -> JsonObject | None:
     if parsed.type != "json_schema" and parsed.json_schema is not None:
         raise unsupported_parameter("response_format.json_schema")
     if parsed.type == "json_schema" and parsed.json_schema is None:
-        raise malformed_value("response_format.json_schema", "is required")
+        raise malformed_value("response_format.json_schema", "is required", RefusalKind.MISSING)
     if parsed.type == "text" or not isinstance(value, dict):
         return None
     if parsed.json_schema is None:
@@ -379,7 +422,7 @@ def _check_strict_schema(schema: object, subject: str, path: str) -> None:
     if broken is not None:
         context, rule = broken
         message = f"Invalid schema for {subject}: In context={context!r}, {rule}"
-        raise ChatRequestRefused(path, message, ReturnCode.UNSUPPORTED_CHAT_PARAMETER)
+        raise ChatRequestRefused(path, message, ReturnCode.UNSUPPORTED_CHAT_PARAMETER, kind=RefusalKind.SCHEMA)
 
 
 def _iter_broken_rules(schema: object, context: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -460,7 +503,8 @@ def _unanswered_calls(path: str, unanswered: Mapping[str, None]) -> ChatRequestR
 
 
 def _broken_history(path: str, detail: str) -> ChatRequestRefused:
-    return ChatRequestRefused(path, f"{path}: {detail}", ReturnCode.UNSUPPORTED_CHAT_PARAMETER, detail=detail)
+    message = f"{path}: {detail}"
+    return ChatRequestRefused(path, message, ReturnCode.UNSUPPORTED_CHAT_PARAMETER, detail=detail, kind=RefusalKind.HISTORY)
 
 
 # --- flattened prompt and its estimate ------------------------------------------------------------------------------

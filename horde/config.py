@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Self
+from urllib.parse import urlsplit, urlunsplit
 
 type Network = IPv4Network | IPv6Network
 
 VERSION = "5.1.15"  # of the API and its schema; a test holds it to pyproject.toml
 DEVELOPMENT_SECRET = "development-only-secret"  # keys made with it are worthless: development data is thrown away
+CHAT_SIGNAL_DATABASE = 7  # of Redis: completion events, stream leases and streams
 DEFAULT_VALIDATED_BACKENDS = (
     "AI Horde Worker",
     "AI Horde Worker~aphrodite~oai",
@@ -20,6 +22,7 @@ DEFAULT_VALIDATED_BACKENDS = (
     "Horde Bridge",  # our own reference worker: without it, it would earn 0.3 of a validated one
 )
 
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 IGNORED_SETTINGS = ("REDIS_SERVERS",)  # an AI Horde mirrors its caches to a list of servers; here one address serves all
 
 
@@ -128,13 +131,13 @@ class Config:
             server_threads=read.number("HORDE_SERVER_THREADS", 16, int),
             metrics_port=read.number("HORDE_METRICS_PORT", 0, int),
             otlp_endpoint=read.text("OTEL_EXPORTER_OTLP_ENDPOINT", ""),
-            log_level=read.text("HORDE_LOG_LEVEL", "INFO").upper(),
+            log_level=read.log_level("HORDE_LOG_LEVEL"),
             log_json=read.text("HORDE_LOG_FORMAT", "text" if development else "json") == "json",
             secret_key=secret_key,
             admins=read.text_list("ADMINS"),
             kudos_trust_threshold=read.optional_number("KUDOS_TRUST_THRESHOLD"),
             test_apikeys=read.flag("HORDE_TEST_APIKEYS", default=False),
-            trusted_proxies=tuple(read.network(text) for text in read.words("HORDE_TRUSTED_PROXIES")),
+            trusted_proxies=read.networks("HORDE_TRUSTED_PROXIES"),
             whitelisted_addresses=read.words("HORDE_WHITELISTED_ADDRESSES"),
             rate_limits_enabled=not read.flag("HORDE_TEST_RATELIMIT_DISABLED", default=False),
             default_limit=read.text("HORDE_DEFAULT_LIMIT", "90/minute"),
@@ -162,6 +165,68 @@ class Config:
             noun=read.text("HORDE_NOUN", "worker"),
             url=read.text("HORDE_URL", ""),
             contact_email=read.text("HORDE_EMAIL", ""),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontConfig:
+    """Every setting of the OpenAI-compatible front, which has no database and no secret of its own."""
+
+    listen: str = "127.0.0.1"  # HORDE_OAI_HOST
+    port: int = 7010  # HORDE_OAI_PORT
+    native_url: str = "http://127.0.0.1:7001/api"  # HORDE_OAI_NATIVE_URL, without /v2
+    redis_url: str | None = field(default="redis://127.0.0.1:6379/7", repr=False)  # HORDE_OAI_REDIS_URL; None polls only
+    proxy_passkey: str = field(default="", repr=False)  # HORDE_OAI_PROXY_PASSKEY, of the front's service account
+    trusted_proxies: tuple[Network, ...] = ()  # HORDE_OAI_TRUSTED_PROXIES, networks whose X-Forwarded-For is believed
+    client_agent: str = "aihorde-oai-front:1:unknown"  # HORDE_OAI_CLIENT_AGENT, for clients that send none
+    stream_budget_seconds: float = 600.0  # HORDE_OAI_STREAM_BUDGET_SECONDS
+    completion_budget_seconds: float = 540.0  # HORDE_OAI_COMPLETION_BUDGET_SECONDS, below the 600 s of OpenAI's SDKs
+    no_worker_grace_seconds: float = 60.0  # HORDE_OAI_NO_WORKER_GRACE_SECONDS
+    stream_open_seconds: float = 10.0  # HORDE_OAI_STREAM_OPEN_SECONDS
+    keepalive_seconds: float = 15.0  # HORDE_OAI_KEEPALIVE_SECONDS
+    poll_seconds: float = 2.0  # HORDE_OAI_POLL_SECONDS, without a subscription
+    subscribed_poll_seconds: float = 10.0  # HORDE_OAI_SUBSCRIBED_POLL_SECONDS, with one
+    submit_attempts: int = 3  # HORDE_OAI_SUBMIT_ATTEMPTS
+    max_open_requests: int = 1000  # HORDE_OAI_MAX_OPEN_REQUESTS, completions open at once
+    models_cache_seconds: float = 5.0  # HORDE_OAI_MODELS_CACHE_SECONDS
+    cors_origins: tuple[str, ...] = ("*",)  # HORDE_OAI_CORS_ORIGINS
+    shutdown_seconds: float = 30.0  # HORDE_OAI_SHUTDOWN_SECONDS, for what runs when the process is told to end
+    metrics_port: int = 0  # HORDE_OAI_METRICS_PORT, Prometheus endpoint on loopback; 0 is off
+    otlp_endpoint: str = ""  # OTEL_EXPORTER_OTLP_ENDPOINT
+    log_level: str = "INFO"  # HORDE_LOG_LEVEL
+    log_json: bool = True  # HORDE_LOG_FORMAT=json|text; text is the default in development
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> Self:
+        """Read a configuration; raises ConfigError naming the variable that cannot be read."""
+        read = _Reader(environment)
+        development = read.text("HORDE_ENVIRONMENT", "production") == "development"
+        day = 86_400.0
+        return cls(
+            listen=read.text("HORDE_OAI_HOST", "127.0.0.1"),
+            port=read.bounded("HORDE_OAI_PORT", 7010, int, least=0, most=65_535),
+            native_url=_native_url(read),
+            redis_url=_front_redis_url(read),
+            proxy_passkey=read.header_text("HORDE_OAI_PROXY_PASSKEY", ""),
+            trusted_proxies=read.networks("HORDE_OAI_TRUSTED_PROXIES"),
+            client_agent=read.header_text("HORDE_OAI_CLIENT_AGENT", "aihorde-oai-front:1:unknown"),
+            stream_budget_seconds=read.bounded("HORDE_OAI_STREAM_BUDGET_SECONDS", 600.0, float, least=1.0, most=day),
+            completion_budget_seconds=read.bounded("HORDE_OAI_COMPLETION_BUDGET_SECONDS", 540.0, float, least=1.0, most=day),
+            no_worker_grace_seconds=read.bounded("HORDE_OAI_NO_WORKER_GRACE_SECONDS", 60.0, float, least=0.0, most=day),
+            stream_open_seconds=read.bounded("HORDE_OAI_STREAM_OPEN_SECONDS", 10.0, float, least=0.0, most=day),
+            keepalive_seconds=read.bounded("HORDE_OAI_KEEPALIVE_SECONDS", 15.0, float, least=0.1, most=day),
+            # The native status route takes one read a second of a request, not more.
+            poll_seconds=read.bounded("HORDE_OAI_POLL_SECONDS", 2.0, float, least=1.0, most=day),
+            subscribed_poll_seconds=read.bounded("HORDE_OAI_SUBSCRIBED_POLL_SECONDS", 10.0, float, least=1.0, most=day),
+            submit_attempts=read.bounded("HORDE_OAI_SUBMIT_ATTEMPTS", 3, int, least=1, most=100),
+            max_open_requests=read.bounded("HORDE_OAI_MAX_OPEN_REQUESTS", 1000, int, least=1, most=1_000_000),
+            models_cache_seconds=read.bounded("HORDE_OAI_MODELS_CACHE_SECONDS", 5.0, float, least=0.0, most=day),
+            cors_origins=read.words("HORDE_OAI_CORS_ORIGINS") or ("*",),
+            shutdown_seconds=read.bounded("HORDE_OAI_SHUTDOWN_SECONDS", 30.0, float, least=0.0, most=day),
+            metrics_port=read.bounded("HORDE_OAI_METRICS_PORT", 0, int, least=0, most=65_535),
+            otlp_endpoint=read.text("OTEL_EXPORTER_OTLP_ENDPOINT", ""),
+            log_level=read.log_level("HORDE_LOG_LEVEL"),
+            log_json=read.text("HORDE_LOG_FORMAT", "text" if development else "json") == "json",
         )
 
 
@@ -203,11 +268,34 @@ class _Reader:
             raise ConfigError(f"{name} has to be a JSON array of strings.")
         return tuple(values)
 
-    def network(self, text: str) -> Network:
+    def networks(self, name: str) -> tuple[Network, ...]:
+        return tuple(self._network(name, word) for word in self.words(name))
+
+    def _network(self, name: str, text: str) -> Network:
         try:
             return ip_network(text, strict=False)
         except ValueError:
-            raise ConfigError(f"HORDE_TRUSTED_PROXIES holds {text!r}, which is no network.") from None
+            raise ConfigError(f"{name} holds {text!r}, which is no network.") from None
+
+    def bounded[N: (int, float)](self, name: str, default: N, kind: Callable[[str], N], *, least: N, most: N) -> N:
+        """A number within bounds; a comparison with one that is no number fails."""
+        value = self.number(name, default, kind)
+        if not least <= value <= most:
+            raise ConfigError(f"{name} has to lie between {least} and {most}.")
+        return value
+
+    def log_level(self, name: str) -> str:
+        value = self.text(name, "INFO").upper()
+        if value not in LOG_LEVELS:
+            raise ConfigError(f"{name} has to be one of {', '.join(LOG_LEVELS)}.")
+        return value
+
+    def header_text(self, name: str, default: str) -> str:
+        """Text that may be sent as the value of a header."""
+        value = self.text(name, default)
+        if not value.isascii() or not value.isprintable() or value != value.strip():
+            raise ConfigError(f"{name} has to be plain ASCII text without line breaks.")
+        return value
 
 
 def _database_url(read: _Reader) -> str:
@@ -243,3 +331,33 @@ def _s3_address(read: _Reader, name: str) -> str:
     if address and not address.startswith(("http://", "https://")):
         raise ConfigError(f"{name} has to be an http or https address.")
     return address
+
+
+def _native_url(read: _Reader) -> str:
+    url = read.text("HORDE_OAI_NATIVE_URL", "http://127.0.0.1:7001/api").rstrip("/")
+    try:
+        parts = urlsplit(url)
+        is_usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number
+        is_usable = False
+    if not is_usable or not url.isascii():
+        raise ConfigError(
+            "HORDE_OAI_NATIVE_URL has to be the http or https address of the API, such as http://127.0.0.1:7001/api."
+        )
+    return url
+
+
+def _front_redis_url(read: _Reader) -> str | None:
+    """The address with the database of the chat streams; None for `off`."""
+    url = read.text("HORDE_OAI_REDIS_URL", "")
+    if url == "off":
+        return None
+    name = "HORDE_OAI_REDIS_URL" if url else "REDIS_URL"
+    parts = urlsplit(url or _redis_url(read))
+    if parts.scheme not in {"redis", "rediss", "unix"}:
+        raise ConfigError(f"{name} has to be a redis://, rediss:// or unix:// address, or HORDE_OAI_REDIS_URL be off.")
+    if url and (parts.scheme == "unix" or parts.path.strip("/")):
+        return url  # it names its database
+    if parts.scheme == "unix":
+        return f"unix://{parts.netloc}{parts.path}?db={CHAT_SIGNAL_DATABASE}"
+    return urlunsplit(parts._replace(path=f"/{CHAT_SIGNAL_DATABASE}"))

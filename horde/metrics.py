@@ -172,3 +172,20 @@ gate_shadow_service_seconds = _histogram(
     "horde.worker_trusted",
     "horde.size_bucket",
 )
+
+# The OpenAI-compatible front
+
+oai_completions = _counter(
+    "horde.oai.completions",
+    "Delivered completions, streamed or not; no dry runs.",
+    "finish_reason",
+    "lowered",
+)
+oai_errors = _counter("horde.oai.errors", "Errors sent, by their code and where the call stood.", "code", "phase")
+oai_wait_seconds = _histogram("horde.oai.wait_seconds", "Time from accepting a call to its reply.", _WAIT_SECONDS, "stream")
+oai_first_delta_seconds = _histogram(
+    "horde.oai.first_delta_seconds", "Time from accepting a call to its first delta of content or reasoning.", _WAIT_SECONDS
+)
+oai_streams = _counter("horde.oai.streams", "Ended streams.", "outcome")
+oai_submit_retries = _counter("horde.oai.submit_retries", "Ambiguous submits by what their repetition brought.", "outcome")
+_gauge("horde.oai.open_requests", "1", "Completions open now.", "stream")

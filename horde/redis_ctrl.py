@@ -17,7 +17,7 @@ from redis.exceptions import RedisError, ResponseError
 from redis.retry import Retry
 
 from horde import metrics
-from horde.config import Config
+from horde.config import CHAT_SIGNAL_DATABASE, Config
 from horde.logger import get_logger
 
 logger = get_logger(__name__)
@@ -28,7 +28,7 @@ limiter_db = 1
 address_safety_db = 2
 address_suspicion_db = 4
 address_timeout_db = 5
-chat_signal_db = 7  # completion events, stream leases and streams
+chat_signal_db = CHAT_SIGNAL_DATABASE
 
 _PURPOSES = {
     cache_db: "cache",

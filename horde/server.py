@@ -224,7 +224,7 @@ class HordeServer(BaseApplication):  # type: ignore[misc]
 
     def start_process(self, _arbiter: object, _worker: object) -> None:
         """Right after the fork, as exporters run threads."""
-        if telemetry := start_telemetry(self._config, self._endpoint, SERVICE_NAME):
+        if telemetry := start_telemetry(self._config.otlp_endpoint, self._endpoint, SERVICE_NAME):
             self._stop_calls.append(telemetry.stop)
 
     def start_threads(self, worker: JsonThreadWorker) -> None:

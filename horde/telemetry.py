@@ -29,7 +29,7 @@ from opentelemetry.sdk.resources import Resource
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Metric, ProcessCollector, generate_latest
 from prometheus_client.registry import Collector
 
-from horde.config import VERSION, Config
+from horde.config import VERSION
 from horde.logger import get_logger
 
 logger = get_logger(__name__)
@@ -78,15 +78,15 @@ class Telemetry:
         self._provider.shutdown()
 
 
-def start_telemetry(config: Config, endpoint: MetricsEndpoint | None, service_name: str) -> Telemetry | None:
+def start_telemetry(otlp_endpoint: str, endpoint: MetricsEndpoint | None, service_name: str) -> Telemetry | None:
     """Start the exporters that the settings ask for in this process; None when they ask for none."""
     readers: list[MetricReader] = []
     registry = CollectorRegistry()
     if endpoint is not None:
         readers.append(PrometheusMetricReader(disable_target_info=True, scope_info_enabled=False, registry=registry))
         ProcessCollector(registry=registry)
-    if config.otlp_endpoint:
-        exporter = OTLPMetricExporter(endpoint=f"{config.otlp_endpoint.rstrip('/')}/v1/metrics")
+    if otlp_endpoint:
+        exporter = OTLPMetricExporter(endpoint=f"{otlp_endpoint.rstrip('/')}/v1/metrics")
         readers.append(PeriodicExportingMetricReader(exporter, export_interval_millis=OTLP_PERIOD_MILLISECONDS))
     if not readers:
         return None

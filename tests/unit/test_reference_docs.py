@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from horde.config import VERSION, Config
+from horde.config import VERSION, Config, FrontConfig
 from horde.metrics import DECLARATIONS, Declaration
 from horde.return_codes import ReturnCode
 
@@ -48,6 +48,7 @@ def test_every_setting_is_documented_and_no_other() -> None:
     for values in (REQUIRED, {**without_address, "POSTGRES_URL": "host/name"}):
         environment = RecordingEnvironment(values)
         Config.from_environment(environment)
+        FrontConfig.from_environment(environment)
         asked |= environment.asked
     assert documented == asked
 
@@ -64,6 +65,7 @@ def list_documented_defaults() -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("name", "default"), list_documented_defaults())
 def test_a_documented_default_is_what_an_unset_variable_means(name: str, default: str) -> None:
     assert Config.from_environment({**REQUIRED, name: default}) == Config.from_environment(REQUIRED)
+    assert FrontConfig.from_environment({name: default}) == FrontConfig.from_environment({})
 
 
 def test_every_instrument_is_documented_as_it_is_declared() -> None:

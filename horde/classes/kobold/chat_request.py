@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Final
 from uuid import UUID
 
@@ -23,9 +22,10 @@ from horde_sdk.generation_parameters.text.chat_policy import (
     ChatToolChoiceMode,
     required_chat_guarantees,
 )
-from horde_sdk.worker.chat_declaration import ChatFaultReason, ChatFinishReason
+from horde_sdk.worker.chat_declaration import ChatFinishReason
 
 from horde.chat_contract import (
+    WORKER_FAULT_MESSAGES,
     ChatHordeOptions,
     JsonObject,
     check_strict_schemas,
@@ -136,17 +136,7 @@ OPERATION_FINGERPRINT_EXCLUDED_HORDE_KEYS: Final = frozenset(
 )
 MAX_CHAT_FAULT_REASON_LENGTH: Final = 1000
 
-CHAT_WORKER_FAULT_MESSAGES: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        ChatFaultReason.PROMPT_OVERFLOW: "The worker could not fit the prompt into its context.",
-        ChatFaultReason.UNBUILDABLE_GRAMMAR: (
-            "The worker could not build the grammar the request's tool choice or response format needs."
-        ),
-        ChatFaultReason.TOOL_VIOLATION: "The model's reply broke the request's tool controls.",
-        ChatFaultReason.REPLY_REFUSED: "The AI Horde refused the worker's reply.",
-        ChatFaultReason.GENERATION_ERROR: "The worker's backend failed while generating.",
-    }
-)
+CHAT_WORKER_FAULT_MESSAGES: Final = WORKER_FAULT_MESSAGES
 
 _SAMPLING_RANGES: Final = {
     **{key: TEXT_PARAM_RANGES[key] for key in ("max_length", "max_context_length", "temperature", "top_p")},

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+"""The messages of a completion: what is forwarded, what is left out, and what is refused with its path.
+
+Agent loops append the message they received to the history, through SDKs that add keys of their own. So every message the
+front returns is accepted back: what does not change what a worker gets is left out instead of refused.
+Source: docs/reference/chat_front.md, "Messages".
+"""
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from horde.chat_contract import (
+    MAX_CHAT_IMAGE_COUNT,
+    MAX_CHAT_MESSAGE_COUNT,
+    MAX_CHAT_NAME_CHARACTERS,
+    MAX_CHAT_TOOL_CALL_ID_CHARACTERS,
+    JsonObject,
+    RefusalKind,
+    check_text_size,
+    check_tool_history,
+    count_image_parts,
+    count_utf8_bytes,
+    limit_exceeded,
+    malformed_value,
+    parse_tool_calls,
+    unsupported_parameter,
+)
+from horde.oai.errors import RequestRefused
+
+_NAMED_KEYS: Final = frozenset({"role", "content", "name"})
+_FORWARDED_KEYS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
+    {
+        "system": _NAMED_KEYS,
+        "developer": _NAMED_KEYS,
+        "user": _NAMED_KEYS,
+        "assistant": _NAMED_KEYS | {"tool_calls"},
+        "tool": frozenset({"role", "content", "tool_call_id"}),
+    }
+)
+_DROPPED_KEYS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
+    {"assistant": frozenset({"reasoning_content", "reasoning", "reasoning_details"}), "tool": frozenset({"name"})}
+)
+_DROPPED_WHEN_EMPTY: Final = frozenset({"annotations", "tool_calls"})  # of an assistant message
+_IMAGE_DETAILS: Final = ("auto", "low", "high")
+
+
+def parse_messages(value: object) -> list[JsonObject]:
+    """The messages to submit, without the keys that are left out.
+
+    Raises ChatRequestRefused with the path of the first message at fault, RequestRefused for too many images.
+    """
+    if not isinstance(value, list):
+        raise malformed_value("messages", "has to be an array", RefusalKind.TYPE)
+    if not value:
+        raise malformed_value("messages", "has to hold at least one message")
+    if len(value) > MAX_CHAT_MESSAGE_COUNT:
+        raise limit_exceeded("messages", f"hold at most {MAX_CHAT_MESSAGE_COUNT} messages")
+    messages = [_parse_message(message, f"messages[{index}]") for index, message in enumerate(value)]
+    check_text_size(sum(count_utf8_bytes(text) for message in messages for text in _iter_counted_texts(message)))
+    if count_image_parts(messages) > MAX_CHAT_IMAGE_COUNT:
+        message = f"A request may carry at most {MAX_CHAT_IMAGE_COUNT} images."
+        raise RequestRefused("too_many_images", message, "messages")
+    check_tool_history(messages)
+    return messages
+
+
+def _parse_message(message: object, path: str) -> JsonObject:
+    if not isinstance(message, dict):
+        raise malformed_value(path, "has to be an object", RefusalKind.TYPE)
+    role = _require_role(message, path)
+    parsed: JsonObject = {}
+    for key, value in message.items():
+        if value is None or key in _DROPPED_KEYS.get(role, ()):
+            continue
+        if role == "assistant" and key in _DROPPED_WHEN_EMPTY and value == []:
+            continue
+        if key not in _FORWARDED_KEYS[role]:
+            raise unsupported_parameter(f"{path}.{key}")
+        parsed[key] = value
+    if "name" in parsed:
+        _check_short_string(parsed["name"], f"{path}.name", MAX_CHAT_NAME_CHARACTERS)
+    if role == "tool":
+        _require_call_id(parsed, path)
+    if "tool_calls" in parsed:
+        parsed["tool_calls"] = _parse_tool_calls(parsed["tool_calls"], f"{path}.tool_calls")
+        if "content" not in parsed:
+            return parsed
+    if "content" not in parsed:
+        raise malformed_value(f"{path}.content", "is required", RefusalKind.MISSING)
+    parsed["content"] = _parse_content(parsed["content"], role, f"{path}.content")
+    return parsed
+
+
+def _require_role(message: JsonObject, path: str) -> str:
+    role = message.get("role")
+    if role is None:
+        raise malformed_value(f"{path}.role", "is required", RefusalKind.MISSING)
+    if not isinstance(role, str):
+        raise malformed_value(f"{path}.role", "has to be a string", RefusalKind.TYPE)
+    if role not in _FORWARDED_KEYS:
+        raise unsupported_parameter(f"{path}.role={role}")
+    return role
+
+
+def _require_call_id(parsed: JsonObject, path: str) -> None:
+    if "tool_call_id" not in parsed:
+        raise malformed_value(f"{path}.tool_call_id", "is required", RefusalKind.MISSING)
+    _check_short_string(parsed["tool_call_id"], f"{path}.tool_call_id", MAX_CHAT_TOOL_CALL_ID_CHARACTERS)
+
+
+def _parse_tool_calls(value: object, path: str) -> list[JsonObject]:
+    """The calls without the `index` that stream accumulators leave in them."""
+    if isinstance(value, list):
+        value = [
+            {key: member for key, member in call.items() if key != "index" and member is not None}
+            if isinstance(call, dict)
+            else call
+            for call in value
+        ]
+    return parse_tool_calls(value, path)
+
+
+def _check_short_string(value: object, path: str, limit: int) -> None:
+    if not isinstance(value, str):
+        raise malformed_value(path, "has to be a string", RefusalKind.TYPE)
+    if not 1 <= len(value) <= limit:
+        raise malformed_value(path, f"has to be a string of 1 to {limit} characters")
+
+
+def _parse_content(content: object, role: str, path: str) -> object:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise malformed_value(path, "has to be a string or an array of parts", RefusalKind.TYPE)
+    if not content:
+        raise malformed_value(path, "has to hold at least one part")
+    parts = []
+    for index, part in enumerate(content):
+        # The exact shape of nearly every part, tested first because a body may hold very many.
+        if isinstance(part, dict) and len(part) == 2 and part.get("type") == "text" and isinstance(part.get("text"), str):
+            parts.append(part)
+        else:
+            parts.append(_parse_part(part, role, f"{path}[{index}]"))
+    return parts
+
+
+def _parse_part(part: object, role: str, path: str) -> JsonObject:
+    if not isinstance(part, dict):
+        raise malformed_value(path, "has to be an object", RefusalKind.TYPE)
+    kind = part.get("type")
+    if kind is None:
+        raise malformed_value(f"{path}.type", "is required", RefusalKind.MISSING)
+    if not isinstance(kind, str):
+        raise malformed_value(f"{path}.type", "has to be a string", RefusalKind.TYPE)
+    if kind != "text" and not (kind == "image_url" and role == "user"):
+        raise unsupported_parameter(f"{path}.type={kind}")
+    parsed = {key: value for key, value in part.items() if value is not None}
+    for key in parsed:
+        if key not in ("type", kind):
+            raise unsupported_parameter(f"{path}.{key}")
+    if kind not in parsed:
+        raise malformed_value(f"{path}.{kind}", "is required", RefusalKind.MISSING)
+    if kind == "image_url":
+        return parsed | {"image_url": _parse_image(parsed["image_url"], f"{path}.image_url")}
+    if not isinstance(parsed["text"], str):
+        raise malformed_value(f"{path}.text", "has to be a string", RefusalKind.TYPE)
+    return parsed
+
+
+def _parse_image(image: object, path: str) -> JsonObject:
+    """Where the image is; whether the address may be used and what it holds is judged by the native API."""
+    if not isinstance(image, dict):
+        raise malformed_value(path, "has to be an object", RefusalKind.TYPE)
+    parsed = {key: value for key, value in image.items() if value is not None}
+    for key in parsed:
+        if key not in ("url", "detail"):
+            raise unsupported_parameter(f"{path}.{key}")
+    if "url" not in parsed:
+        raise malformed_value(f"{path}.url", "is required", RefusalKind.MISSING)
+    if not isinstance(parsed["url"], str):
+        raise malformed_value(f"{path}.url", "has to be a string", RefusalKind.TYPE)
+    if parsed.get("detail", "auto") not in _IMAGE_DETAILS:
+        raise malformed_value(f"{path}.detail", f"has to be one of {', '.join(_IMAGE_DETAILS)}")
+    return parsed
+
+
+def _iter_counted_texts(message: Mapping[str, Any]) -> Iterator[str]:
+    """What counts against the text limit: the texts and each call's function name and arguments."""
+    content = message.get("content")
+    if isinstance(content, str):
+        yield content
+    elif content:
+        yield from (part["text"] for part in content if part["type"] == "text")
+    for call in message.get("tool_calls") or ():
+        yield call["function"]["name"]
+        yield call["function"]["arguments"]

@@ -1,0 +1,391 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+"""The front as an ASGI application: its routes, and the one place where failures become OpenAI's errors.
+
+Source: docs/reference/chat_front.md.
+"""
+
+import contextlib
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+from uuid import uuid4
+
+from horde_sdk.worker.chat_declaration import ChatFaultReason
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.middleware import Middleware
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from horde import metrics
+from horde.chat_contract import WORKER_FAULT_MESSAGES
+from horde.config import FrontConfig
+from horde.logger import build_failure_fields, get_logger
+from horde.oai.bodies import ClientGone
+from horde.oai.callers import find_client_request_id
+from horde.oai.completions import Completions, OpenCall
+from horde.oai.errors import (
+    NO_RETRY,
+    ErrorAnswer,
+    FrontFailure,
+    NativeRefused,
+    RequestRefused,
+    WaitFailed,
+    WaitFailure,
+    build_gap_answer,
+    build_gap_message,
+    build_native_refusal,
+)
+from horde.oai.models import ModelList
+from horde.oai.native import NativeClient
+from horde.oai.responses import add_headers, build_cors_headers, build_preflight_headers, send_empty, send_json
+from horde.oai.signals import PollingHub, SignalHub
+from horde.oai.unknown_routes import build_unknown_url_message
+from horde.return_codes import ReturnCode
+
+logger = get_logger(__name__)
+
+CALL_KEY: Final = "horde.oai.call"  # of the scope
+NO_GENERATION_RC: Final = "ChatRequestNoGeneration"
+CANCELLED_SENTENCE: Final = "The request was cancelled."
+
+type Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class ChatFrontError(Exception):
+    """An error as a client of the front gets it."""
+
+    def __init__(self, answer: ErrorAnswer) -> None:
+        super().__init__(answer.code)
+        self.answer = answer
+
+
+# --- failures as errors -----------------------------------------------------------------------------------------------
+
+
+def build_error(failure: FrontFailure, token_limit_key: str = "max_tokens") -> ChatFrontError:
+    """The error of a failure; `token_limit_key` is the client's own name of `max_tokens`."""
+    error = _build_error(failure)
+    answer = error.answer
+    if answer.param == "max_tokens" and answer.code != "conflicting_parameters":
+        error = ChatFrontError(_replace(answer, param=token_limit_key))
+    return error
+
+
+def _replace(answer: ErrorAnswer, **changes: Any) -> ErrorAnswer:
+    fields = {name: getattr(answer, name) for name in ("status", "code", "message", "param", "metadata", "headers")}
+    return ErrorAnswer(**fields | changes)
+
+
+def _build_error(failure: FrontFailure) -> ChatFrontError:
+    if isinstance(failure, WaitFailed):
+        return _wait_error(failure)
+    if isinstance(failure, NativeRefused):
+        return _native_error(failure)
+    if isinstance(failure, RequestRefused):
+        return ChatFrontError(
+            ErrorAnswer(
+                status=failure.status,
+                code=failure.code,
+                message=failure.message,
+                param=failure.param,
+                metadata=failure.metadata,
+                headers=failure.headers,
+            )
+        )
+    return ChatFrontError(ErrorAnswer(status=502, code="upstream_unavailable", message="The horde cannot be reached."))
+
+
+def _native_error(refused: NativeRefused) -> ChatFrontError:
+    """The error of a refusal before anything was queued."""
+    if refused.rc == ReturnCode.CHAT_KUDOS_CAP_EXCEEDED:
+        return _kudos_cap_error(refused)
+    if refused.rc == ReturnCode.NO_ELIGIBLE_WORKER:
+        return _no_eligible_worker_error(refused)
+    return ChatFrontError(build_native_refusal(refused))
+
+
+_KUDOS_NUMBERS: Final = re.compile(r"is (\d+), above its horde\.max_kudos of (\d+)")
+
+
+def _kudos_cap_error(refused: NativeRefused) -> ChatFrontError:
+    """400 with the estimate and the cap, which stand only in the native text."""
+    metadata: dict[str, object] = {"rc": refused.rc}
+    numbers = _KUDOS_NUMBERS.search(refused.message)
+    if numbers is not None:
+        metadata |= {"kudos_estimate": int(numbers.group(1)), "max_kudos": int(numbers.group(2))}
+    return ChatFrontError(
+        ErrorAnswer(status=400, code="max_kudos_exceeded", message=refused.message, param="horde.max_kudos", metadata=metadata)
+    )
+
+
+def _no_eligible_worker_error(refused: NativeRefused) -> ChatFrontError:
+    reason = refused.body.get("impossible_reason")
+    if not isinstance(reason, Mapping):
+        metadata = {"rc": refused.rc}
+        message = refused.message
+        return ChatFrontError(
+            ErrorAnswer(
+                status=503, code="no_worker_available", message=message, param="model", metadata=metadata, headers=NO_RETRY
+            )
+        )
+    return ChatFrontError(build_gap_answer(reason, refused.message, {"rc": refused.rc, "impossible_reason": reason}))
+
+
+_WAIT_ROWS: Final[Mapping[WaitFailure, tuple[int, str, str | None, str]]] = MappingProxyType(
+    {
+        WaitFailure.FAIL_FAST_NOBODY: (
+            503,
+            "no_worker_available",
+            "horde.availability_mode",
+            f"No eligible worker is online, and horde.availability_mode is fail_fast. {CANCELLED_SENTENCE}",
+        ),
+        WaitFailure.FAIL_FAST_WAIT: (
+            503,
+            "wait_exceeds_budget",
+            "horde.availability_mode",
+            f"The expected wait is longer than the front waits, and horde.availability_mode is fail_fast. {CANCELLED_SENTENCE}",
+        ),
+        WaitFailure.NO_WORKER_GRACE: (
+            503,
+            "no_worker_available",
+            None,
+            f"No online worker can take this request. {CANCELLED_SENTENCE}",
+        ),
+        WaitFailure.DEADLINE: (504, "wait_timeout", None, f"No reply within the time the front waits. {CANCELLED_SENTENCE}"),
+        WaitFailure.FAULTED: (502, "generation_failed", None, "The request failed on the workers that tried it."),
+        WaitFailure.NO_GENERATION: (502, "no_generation", None, "The request ended without a reply."),
+        WaitFailure.REQUEST_LOST: (502, "request_lost", None, "The horde no longer has this request."),
+        WaitFailure.STREAM_DIVERGED: (
+            502,
+            "stream_diverged",
+            None,
+            "The final reply differs from the text that was streamed. It can be read natively under metadata.request_id.",
+        ),
+        WaitFailure.GENERATION_RESTARTED: (
+            502,
+            "generation_restarted",
+            None,
+            f"The worker failed, and the next one wrote another text than was streamed. {CANCELLED_SENTENCE}",
+        ),
+        WaitFailure.SHUTTING_DOWN: (
+            503,
+            "front_shutting_down",
+            None,
+            f"The front is shutting down. {CANCELLED_SENTENCE}",
+        ),
+    }
+)
+_FAULT_ROWS: Final[Mapping[str, tuple[int, str, str | None]]] = MappingProxyType(
+    {
+        WORKER_FAULT_MESSAGES[ChatFaultReason.PROMPT_OVERFLOW]: (400, "context_length_exceeded", "messages"),
+        WORKER_FAULT_MESSAGES[ChatFaultReason.UNBUILDABLE_GRAMMAR]: (400, "unbuildable_grammar", None),
+    }
+)
+
+
+def _wait_error(failed: WaitFailed) -> ChatFrontError:
+    """The error of a queued request that gives no completion."""
+    details = failed.details
+    metadata: dict[str, object] = {"request_id": failed.request_id}
+    if failed.kind is WaitFailure.DECLARATION_GAP:
+        reason = details.impossible_reason or {}
+        message = f"No worker can serve this request: {build_gap_message(reason)}. {CANCELLED_SENTENCE}"
+        return ChatFrontError(_replace(build_gap_answer(reason, message, metadata), headers=NO_RETRY))
+    status, code, param, message = _WAIT_ROWS[failed.kind]
+    if failed.kind is WaitFailure.FAULTED:
+        message = details.fault_reason or message
+        status, code, param = _FAULT_ROWS.get(message, (status, code, param))
+        if details.fault_rc == ReturnCode.CHAT_SUBMIT_NONCONFORMANT:
+            code = "nonconformant_reply"
+    if failed.kind is WaitFailure.NO_GENERATION:
+        metadata["rc"] = NO_GENERATION_RC
+    elif details.fault_rc is not None:
+        metadata["rc"] = details.fault_rc
+    if failed.kind in {WaitFailure.DEADLINE, WaitFailure.FAIL_FAST_WAIT} and details.wait_time is not None:
+        metadata["wait_time"] = details.wait_time
+    if failed.kind is WaitFailure.DEADLINE and details.queue_position is not None:
+        metadata["queue_position"] = details.queue_position
+    # Another try would queue, and be charged, again.
+    return ChatFrontError(
+        ErrorAnswer(status=status, code=code, message=message, param=param, metadata=metadata, headers=NO_RETRY)
+    )
+
+
+def _internal_error() -> ChatFrontError:
+    return ChatFrontError(ErrorAnswer(status=500, code="internal_error", message="The front failed to serve this request."))
+
+
+# --- the frame around every route -------------------------------------------------------------------------------------
+
+
+class Frame:
+    """Names each request, answers its failures, and lets pages of other origins read the answers."""
+
+    def __init__(self, app: ASGIApp, origins: tuple[str, ...]) -> None:
+        self._app, self._origins = app, origins
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request; other scopes go through."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        front_id = f"req_{uuid4().hex}"
+        common = {"x-request-id": front_id, **build_cors_headers(self._origins, headers.get("origin"))}
+        call = scope[CALL_KEY] = OpenCall()
+        sent_status: int | None = None
+
+        async def send_with_common(message: Message) -> None:
+            nonlocal sent_status
+            if message["type"] == "http.response.start":
+                sent_status = message["status"]
+                message = add_headers(message, common)
+            await send(message)
+
+        error: ChatFrontError | None = None
+        try:
+            await self._serve(scope, receive, send_with_common, headers)
+        except ClientGone:
+            call.phase = "gone"
+        except ChatFrontError as raised:
+            error = raised
+        except Exception as defect:  # noqa: BLE001  the handler of last resort: a defect must not be a page of the server
+            logger.error("horde.oai.defect", extra={"request_id": front_id, **build_failure_fields(defect)})
+            error = _internal_error()
+        if error is not None:
+            metrics.oai_errors.add(1, {"code": error.answer.code, "phase": call.phase if call.phase != "gone" else "wait"})
+            if sent_status is None:
+                native = {name: value for name, value in call.headers.items() if call.native_id is not None}
+                await send_json(
+                    send_with_common, error.answer.status, error.answer.build_body(), {**native, **error.answer.headers}
+                )
+        self._log(call, headers, front_id, sent_status, error)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
+        call: OpenCall = scope[CALL_KEY]
+        try:
+            if scope["method"] == "OPTIONS":
+                scope["horde.oai.preflight"] = build_preflight_headers(self._origins, headers)
+            await self._app(scope, receive, send)
+        except FrontFailure as failure:
+            raise build_error(failure, call.token_limit_key) from None
+
+    @staticmethod
+    def _log(call: OpenCall, headers: Headers, front_id: str, status: int | None, error: ChatFrontError | None) -> None:
+        """One line a request. No path, no body and no key: what a client sent stays out of the log."""
+        fields: dict[str, object] = {
+            "request_id": front_id,
+            "status": status,
+            "seconds": round(time.monotonic() - call.accepted_at, 3),
+        }
+        if error is not None:
+            fields |= {"code": error.answer.code, "phase": call.phase, "rc": error.answer.metadata.get("rc")}
+        if call.native_id is not None:
+            fields |= {"native_id": call.native_id, "stream": call.is_stream, "client_gone": call.phase == "gone"}
+        if call.served_by is not None:
+            fields |= {"worker_id": call.served_by[0], "model": call.served_by[1]}
+        if (client_request_id := find_client_request_id(headers)) is not None:
+            fields["client_request_id"] = client_request_id
+        logger.info("horde.oai.request_done", extra=fields)
+
+
+class Methods:
+    """One path: a handler for each method; a preflight for OPTIONS, 405 for the rest."""
+
+    def __init__(self, **handlers: Handler) -> None:
+        self._handlers = handlers | ({"HEAD": handlers["GET"]} if "GET" in handlers else {})
+        self.allow = ", ".join([*handlers, "OPTIONS"])
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request. Raises RequestRefused (405)."""
+        method = scope["method"]
+        if method == "OPTIONS":
+            await send_empty(send, {"allow": self.allow, **scope.get("horde.oai.preflight", {})})
+            return
+        handler = self._handlers.get(method)
+        if handler is None:
+            message = f"Not allowed to {method} on {scope['path']}. Allowed: {self.allow}."
+            raise RequestRefused("method_not_supported", message, status=405, headers={"Allow": self.allow})
+        await handler(scope, receive, send)
+
+
+# --- routes -----------------------------------------------------------------------------------------------------------
+
+
+def create_front_app(config: FrontConfig, hub: SignalHub | None = None) -> Starlette:
+    """The front with its connections, which open in its lifespan. Without a hub it polls.
+
+    `app.state.completions` is what a server tells that it is shutting down.
+    """
+    front = _Front(config, hub or PollingHub())
+    routes = [
+        Route("/v1/chat/completions", Methods(POST=front.answer_completion)),
+        Route("/v1/chat/completions/", Methods(POST=front.answer_completion)),
+        Route("/v1/models", Methods(GET=front.answer_models)),
+        Route("/v1/models/{model:path}", Methods(GET=front.answer_model)),
+        Route("/health", Methods(GET=front.answer_health)),
+        Route("/health/ready", Methods(GET=front.answer_readiness)),
+    ]
+    app = Starlette(routes=routes, middleware=[Middleware(Frame, origins=config.cors_origins)], lifespan=front.run)
+    app.router.redirect_slashes = False  # a redirect loses the body of a POST
+    app.router.default = _refuse_unknown_route
+    app.state.completions = front.completions
+    return app
+
+
+async def _refuse_unknown_route(scope: Scope, _receive: Receive, _send: Send) -> None:
+    message = build_unknown_url_message(scope.get("method", ""), scope["path"])
+    raise RequestRefused("unknown_url", message, status=404)
+
+
+class _Front:
+    """The handlers and what they share."""
+
+    def __init__(self, config: FrontConfig, hub: SignalHub) -> None:
+        self._config, self._hub = config, hub
+        self._native = NativeClient(config)
+        self._models = ModelList(self._native, config.models_cache_seconds)
+        self.completions = Completions(config, self._native, hub, _describe)
+
+    @contextlib.asynccontextmanager
+    async def run(self, _app: Starlette) -> AsyncIterator[None]:
+        """Start and end what serves the requests."""
+        if not self._config.proxy_passkey:
+            logger.warning("horde.oai.no_passkey", extra={"effect": "all clients of this front share its limits by address"})
+        await self._hub.start()
+        try:
+            yield
+        finally:
+            await self.completions.close()
+            await self._hub.close()
+            await self._native.close()
+
+    async def answer_completion(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """POST /v1/chat/completions."""
+        await self.completions.answer(scope[CALL_KEY], scope, receive, send)
+
+    async def answer_models(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        """GET /v1/models."""
+        await send_json(send, 200, await self._models.get_list(), {})
+
+    async def answer_model(self, scope: Scope, _receive: Receive, send: Send) -> None:
+        """GET /v1/models/{id}."""
+        await send_json(send, 200, await self._models.get_card(scope["path_params"]["model"]), {})
+
+    async def answer_health(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        """GET /health: the process serves; nothing else is asked."""
+        await send_json(send, 200, {"status": "ok"}, {})
+
+    async def answer_readiness(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        """GET /health/ready: without the native API nothing can be served, without Redis everything but live deltas."""
+        is_native_reachable, is_redis_reachable = await self._native.is_reachable(), await self._hub.is_reachable()
+        status = "ready" if is_native_reachable else "not_ready"
+        body = {"status": status, "native": is_native_reachable, "redis": is_redis_reachable}
+        await send_json(send, 200 if is_native_reachable else 503, body, {})
+
+
+def _describe(failure: FrontFailure, call: OpenCall) -> ErrorAnswer:
+    return build_error(failure, call.token_limit_key).answer

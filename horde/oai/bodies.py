@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+"""Bodies of completions: read under a bound, parsed and validated without holding up other streams.
+
+Source: docs/reference/chat_front.md, "Request".
+"""
+
+import asyncio
+import contextlib
+import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+
+from starlette.datastructures import Headers
+from starlette.types import Receive
+
+from horde.chat_contract import MAX_CHAT_BODY_BYTES
+from horde.exceptions import BadRequest
+from horde.json_body import parse_json_body
+from horde.oai.callers import OperationKey, choose_operation_key
+from horde.oai.errors import RequestRefused
+from horde.oai.schema import ChatCompletionRequest
+from horde.return_codes import ReturnCode
+
+INLINE_BYTES: Final = 32 * 1024  # parsed in a millisecond or two; a larger body goes to a thread
+PARSER_THREADS: Final = 2
+MAX_BUFFERED_BYTES: Final = 512 * 1024 * 1024  # bodies of all requests together
+SILENCE_SECONDS: Final = 30.0  # without a byte in the middle of a body: the place goes to somebody else
+DRAIN_SECONDS: Final = 5.0
+
+
+class ClientGone(Exception):
+    """The client hung up, so nobody reads an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """A validated request, the bytes to submit and the key they carry."""
+
+    request: ChatCompletionRequest
+    native_bytes: bytes
+    operation_key: OperationKey
+
+
+class BodyReader:
+    """Reads the bodies of one process."""
+
+    def __init__(self) -> None:
+        self._buffered_bytes = 0
+        self._threads = ThreadPoolExecutor(PARSER_THREADS, "front-body")
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def read(self, headers: Headers, receive: Receive) -> PreparedRequest:
+        """The request of a body. Raises RequestRefused, or ClientGone."""
+        encoding = headers.get("content-encoding", "identity").strip().lower()
+        if encoding not in {"", "identity"}:
+            raise RequestRefused("unsupported_content_encoding", "Send the body without a Content-Encoding.", status=415)
+        if _parse_length(headers) > MAX_CHAT_BODY_BYTES:
+            raise _too_large()
+        buffer = bytearray()
+        try:
+            await self._fill(buffer, receive)
+            data, size = bytes(buffer), len(buffer)
+            self._buffered_bytes -= size
+            buffer.clear()
+        finally:
+            self._buffered_bytes -= len(buffer)
+        if size <= INLINE_BYTES:
+            return prepare_request(data, headers)
+        holder = [data]
+        del data  # the thread lets go of it before it writes what is submitted
+        return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: prepare_request(holder.pop(), headers))
+
+    async def _fill(self, buffer: bytearray, receive: Receive) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(SILENCE_SECONDS):
+                    received = await receive()
+            except TimeoutError:
+                message = f"Nothing of the body arrived for {SILENCE_SECONDS:.0f} seconds."
+                raise RequestRefused("incomplete_body", message) from None
+            if received["type"] == "http.disconnect":
+                raise ClientGone
+            chunk = received.get("body", b"")
+            if len(buffer) + len(chunk) > MAX_CHAT_BODY_BYTES:
+                raise _too_large()
+            if self._buffered_bytes + len(chunk) > MAX_BUFFERED_BYTES:
+                raise build_overload("too many large requests are being read")
+            buffer += chunk
+            self._buffered_bytes += len(chunk)
+            if not received.get("more_body", False):
+                return
+
+
+def build_overload(reason: str) -> RequestRefused:
+    """503 of a front that has enough to do; nothing was submitted, so trying again is fine."""
+    message = f"The front is busy: {reason}. Try again in a moment."
+    return RequestRefused("front_overloaded", message, status=503, headers={"Retry-After": "5"})
+
+
+def _too_large() -> RequestRefused:
+    message = f"The request body is larger than {MAX_CHAT_BODY_BYTES} bytes."
+    return RequestRefused("request_too_large", message, status=413)
+
+
+def _parse_length(headers: Headers) -> int:
+    text = headers.get("content-length", "0")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0
+
+
+def prepare_request(data: bytes, headers: Headers) -> PreparedRequest:
+    """Parse and validate a body, and write what is submitted. Raises RequestRefused."""
+    request = ChatCompletionRequest.parse(_parse_body(data))
+    key = choose_operation_key(request.horde.operation_key, headers)
+    horde = {**request.native_body.get("horde", {}), "operation_key": str(key.value)}
+    native = {**request.native_body, "horde": horde}
+    native_bytes = json.dumps(native, separators=(",", ":"), ensure_ascii=False).encode()
+    request.native_body.clear()  # large, and not needed any more
+    return PreparedRequest(request, native_bytes, key)
+
+
+_CODES: Final = {
+    ReturnCode.NUL_BYTE_IN_PAYLOAD: "invalid_value",
+    ReturnCode.INVALID_PROMPT_ENCODING: "invalid_prompt_encoding",
+}
+
+
+def _parse_body(data: bytes) -> object:
+    try:
+        return parse_json_body(data)
+    except BadRequest as refused:
+        code = "invalid_json" if refused.rc is None else _CODES.get(refused.rc, "invalid_json")
+        raise RequestRefused(code, refused.message) from None
+
+
+async def drain(receive: Receive) -> None:
+    """Read on without keeping anything, so that a client in the middle of its body gets to read the answer."""
+    size = 0
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DRAIN_SECONDS):
+            while size <= 2 * MAX_CHAT_BODY_BYTES:
+                message = await receive()
+                size += len(message.get("body", b""))
+                if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                    return

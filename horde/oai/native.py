@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+"""The native API as the front calls it: submit, read, cancel, and the list of models.
+
+Transport errors and everything the API never answers become `NativeUnavailable`, definite refusals `NativeRefused`.
+Source: docs/reference/chat_front.md, "Calls to the native API".
+"""
+
+import asyncio
+import contextlib
+import json
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+import httpx
+
+from horde import metrics
+from horde.config import FrontConfig
+from horde.logger import get_logger
+from horde.oai.errors import NativeRefused, NativeUnavailable
+
+logger = get_logger(__name__)
+
+CONNECT_SECONDS: Final = 5.0
+SUBMIT_READ_SECONDS: Final = 60.0  # the API fetches image URLs meanwhile
+READ_SECONDS: Final = 15.0
+CANCEL_SECONDS: Final = 15.0
+SUBMIT_RETRY_SECONDS: Final = (0.5, 1.0)  # before the second and third attempt; the last one holds for further ones
+MAX_CONNECTIONS: Final = 500
+IDLE_CONNECTION_SECONDS: Final = 5.0  # the API closes its side after 15
+CHAT_PATH: Final = "/v2/generate/chat"
+MODELS_PATH: Final = "/v2/status/models?type=text&chat=true"
+_REQUEST_ID: Final = re.compile(r"[0-9A-Za-z-]{1,64}")  # it becomes part of paths and channel names
+_GATEWAY_STATUSES: Final = frozenset({502, 503, 504})
+
+
+class NativeBusy(Exception):
+    """The API limits reads; `retry_after_seconds` is None when it did not say for how long."""
+
+    def __init__(self, retry_after_seconds: float | None) -> None:
+        super().__init__("native 429")
+        self.retry_after_seconds = retry_after_seconds
+
+
+class NativeGone(Exception):
+    """The API knows no such request."""
+
+    def __init__(self, rc: str) -> None:
+        super().__init__(rc)
+        self.rc = rc
+
+
+class _Ambiguous(Exception):
+    """A submit that may or may not have been taken."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Caller:
+    """On whose behalf the API is called; `api_key` is latin-1 text, as headers are."""
+
+    api_key: str | None
+    client_agent: str | None
+    address: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A submit that was taken: `request_id` is None for a dry run, whose quote is the body.
+
+    `rate_limits` are headers for the client, from those of the API.
+    """
+
+    request_id: str | None
+    body: Mapping[str, Any]
+    rate_limits: Mapping[str, str]
+
+
+class NativeClient:
+    """Calls of one process over kept connections. Safe for any number of tasks of one loop."""
+
+    def __init__(self, config: FrontConfig, http: httpx.AsyncClient | None = None) -> None:
+        self._config = config
+        self._base = config.native_url
+        self._http = http or build_http_client()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def submit(self, body: bytes, caller: Caller, deadline: float) -> Submitted:
+        """Queue a request. `body` carries an operation key, so that repeating it is harmless. `deadline` is monotonic.
+
+        Raises NativeRefused, or NativeUnavailable when no attempt was answered.
+        """
+        attempts = self._config.submit_attempts
+        for attempt in range(attempts):
+            if attempt:
+                await asyncio.sleep(SUBMIT_RETRY_SECONDS[min(attempt, len(SUBMIT_RETRY_SECONDS)) - 1])
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                break
+            try:
+                response = await self._submit_once(body, caller, remaining)
+            except _Ambiguous as error:
+                logger.warning("horde.oai.submit_ambiguous", extra={"attempt": attempt + 1, "error_class": str(error)})
+                continue
+            if attempt:
+                metrics.oai_submit_retries.add(1, {"outcome": "recovered"})
+            return _parse_submit(response)
+        metrics.oai_submit_retries.add(1, {"outcome": "failed"})
+        raise NativeUnavailable("no attempt was answered")
+
+    async def _submit_once(self, body: bytes, caller: Caller, remaining: float) -> httpx.Response:
+        headers = [*self._build_headers(caller), (b"content-type", b"application/json")]
+        timeout = _build_timeout(SUBMIT_READ_SECONDS, remaining)
+        try:
+            async with asyncio.timeout(remaining):
+                response = await self._http.post(f"{self._base}{CHAT_PATH}/async", content=body, headers=headers, timeout=timeout)
+        except (httpx.TransportError, httpx.DecodingError, TimeoutError) as error:
+            raise _Ambiguous(type(error).__name__) from None
+        if response.status_code in _GATEWAY_STATUSES and "rc" not in (_parse_object(response) or {}):
+            raise _Ambiguous(f"status {response.status_code}")
+        return response
+
+    async def read_status(self, request_id: str, caller: Caller, deadline: float) -> Mapping[str, Any]:
+        """The status of a request. Raises NativeGone, NativeBusy or NativeUnavailable."""
+        return await self._call_status("GET", request_id, caller, max(deadline - time.monotonic(), 0.0), READ_SECONDS)
+
+    async def cancel(self, request_id: str, caller: Caller) -> Mapping[str, Any]:
+        """End a request; its last status. Raises NativeGone, NativeBusy or NativeUnavailable."""
+        return await self._call_status("DELETE", request_id, caller, CANCEL_SECONDS, CANCEL_SECONDS)
+
+    async def _call_status(
+        self, method: str, request_id: str, caller: Caller, remaining: float, read_seconds: float
+    ) -> Mapping[str, Any]:
+        response = await self._call(
+            method, f"{CHAT_PATH}/status/{request_id}", self._build_headers(caller), min(remaining, read_seconds)
+        )
+        body = _parse_object(response)
+        if response.status_code == 200 and body is not None and isinstance(body.get("generations"), list):
+            return body
+        if response.status_code == 429:
+            raise NativeBusy(_parse_seconds(response.headers.get("retry-after")))
+        # A page of a proxy is no word of the API about the request.
+        if response.status_code == 404 and body is not None and isinstance(body.get("rc"), str):
+            raise NativeGone(body["rc"])
+        raise NativeUnavailable(f"status {response.status_code}")
+
+    async def list_models(self) -> list[Mapping[str, Any]]:
+        """Entries of the chat models online now. Raises NativeUnavailable."""
+        response = await self._call("GET", MODELS_PATH, self._build_headers(None), READ_SECONDS)
+        entries = _parse_json(response)
+        if response.status_code != 200 or not isinstance(entries, list):
+            raise NativeUnavailable(f"status {response.status_code}")
+        return [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("name"), str)]
+
+    async def is_reachable(self) -> bool:
+        """Whether the API answers its heartbeat."""
+        with contextlib.suppress(NativeUnavailable):
+            response = await self._call("GET", "/v2/status/heartbeat", self._build_headers(None), CONNECT_SECONDS)
+            return response.status_code == 200
+        return False
+
+    async def _call(self, method: str, path: str, headers: list[tuple[bytes, bytes]], seconds: float) -> httpx.Response:
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._http.request(
+                    method, f"{self._base}{path}", headers=headers, timeout=_build_timeout(seconds, seconds)
+                )
+        except (httpx.TransportError, httpx.DecodingError, TimeoutError) as error:
+            raise NativeUnavailable(type(error).__name__) from None
+
+    def _build_headers(self, caller: Caller | None) -> list[tuple[bytes, bytes]]:
+        """Who asks, and for whom: the address goes along only with the passkey that makes it believed."""
+        agent = caller.client_agent if caller is not None and caller.client_agent else self._config.client_agent
+        headers = [("client-agent", agent), ("accept", "application/json")]
+        if caller is not None and caller.api_key is not None:
+            headers.append(("apikey", caller.api_key))
+        if self._config.proxy_passkey:
+            headers.append(("proxy-authorization", self._config.proxy_passkey))
+            if caller is not None and caller.address:
+                headers.append(("proxied-for", caller.address))
+        return [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers]
+
+
+def build_http_client() -> httpx.AsyncClient:
+    """A client that keeps connections, follows no redirect and heeds no proxy of the environment."""
+    limits = httpx.Limits(
+        max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS, keepalive_expiry=IDLE_CONNECTION_SECONDS
+    )
+    return httpx.AsyncClient(limits=limits, trust_env=False, headers={"user-agent": "aihorde-oai-front"})
+
+
+def _build_timeout(read_seconds: float, remaining: float) -> httpx.Timeout:
+    least = max(remaining, 0.001)
+    return httpx.Timeout(min(read_seconds, least), connect=min(CONNECT_SECONDS, least))
+
+
+def _parse_json(response: httpx.Response) -> object:
+    try:
+        return json.loads(response.content)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _parse_object(response: httpx.Response) -> dict[str, Any] | None:
+    value = _parse_json(response)
+    return value if isinstance(value, dict) else None
+
+
+def _parse_submit(response: httpx.Response) -> Submitted:
+    body = _parse_object(response)
+    if response.status_code in {200, 202} and body is not None:
+        request_id = body.get("id")
+        is_quote = request_id is None and response.status_code == 200 and isinstance(body.get("resolved"), dict)
+        if is_quote or (isinstance(request_id, str) and _REQUEST_ID.fullmatch(request_id)):
+            return Submitted(request_id, body, _parse_rate_limits(response.headers))
+    if response.status_code < 400 or body is None:
+        raise NativeUnavailable(f"status {response.status_code}")
+    raise NativeRefused(response.status_code, body, response.headers.get("retry-after"))
+
+
+_RATE_LIMIT_HEADERS: Final[Mapping[str, str]] = MappingProxyType(
+    {"x-ratelimit-limit": "x-ratelimit-limit-requests", "x-ratelimit-remaining": "x-ratelimit-remaining-requests"}
+)
+
+
+def _parse_rate_limits(headers: httpx.Headers) -> dict[str, str]:
+    """OpenAI's headers for those the API sent; its moment of the reset becomes a duration."""
+    found = {name: headers[sent] for sent, name in _RATE_LIMIT_HEADERS.items() if sent in headers}
+    reset = _parse_seconds(headers.get("x-ratelimit-reset"))
+    if reset is not None:
+        found["x-ratelimit-reset-requests"] = f"{max(round(reset - time.time()), 0)}s"
+    return found
+
+
+def _parse_seconds(text: str | None) -> float | None:
+    """A number of seconds in a header; None for none and for a date."""
+    try:
+        seconds = float(text or "")
+    except ValueError:
+        return None
+    return seconds if 0 <= seconds < float("inf") else None

@@ -1,0 +1,418 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+"""The body of a completion: what of it the horde is asked, what is ignored, and what is refused.
+
+Four rules decide every key: null is absent; a key that changes the reply and cannot be honoured is refused; a key at the
+value that asks for nothing is absent; a key that concerns only OpenAI's platform is ignored. The first key at fault, in the
+order of the body, is the one reported. Source: docs/reference/chat_front.md, "Request".
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final, Self
+
+from horde_sdk.generation_parameters.text.chat_limits import (
+    MAX_CHAT_MAX_TOKENS,
+    MIN_CHAT_MAX_TOKENS,
+    OPENAI_SAMPLING_RANGES,
+    SUPPORTED_CHAT_CHOICE_COUNT,
+)
+from horde_sdk.generation_parameters.text.chat_policy import ChatReasoningEffort
+
+from horde.chat_contract import (
+    MAX_CHAT_MODEL_COUNT,
+    MAX_STOP_SEQUENCE_CHARACTERS,
+    MAX_STOP_SEQUENCE_COUNT,
+    ChatHordeOptions,
+    ChatRequestRefused,
+    JsonObject,
+    check_strict_schemas,
+    check_tool_spec_size,
+    count_image_parts,
+    estimate_flattened_tokens,
+    flatten_chat_messages,
+    parse_horde_options,
+    parse_parallel_tool_calls,
+    parse_response_format,
+    parse_tool_choice,
+    parse_tools,
+)
+from horde.oai._messages import parse_messages
+from horde.oai.errors import RequestRefused, build_contract_refusal, shorten_param
+
+_ABSENT: Final = object()
+
+# Accepted by type and otherwise not read: they concern OpenAI's platform alone.
+_IGNORED_TYPES: Final[Mapping[str, tuple[type, str]]] = MappingProxyType(
+    {
+        "user": (str, "a string"),
+        "metadata": (dict, "an object"),
+        "store": (bool, "a boolean"),
+        "safety_identifier": (str, "a string"),
+        "prompt_cache_key": (str, "a string"),
+        "prompt_cache_retention": (str, "a string"),
+        "prompt_cache_options": (dict, "an object"),
+        "service_tier": (str, "a string"),
+    }
+)
+# Every chat job carries its own neutral samplers, so any other value could not be honoured.
+NEUTRAL_SAMPLERS: Final[Mapping[str, tuple[float, ...]]] = MappingProxyType(
+    {
+        "top_k": (0, -1),
+        **dict.fromkeys(("min_p", "top_a"), (0,)),
+        **dict.fromkeys(("repetition_penalty", "rep_pen", "repeat_penalty"), (1,)),
+        **dict.fromkeys(("typical_p", "typical", "tfs", "tfs_z"), (1,)),
+    }
+)
+_REPLACEMENTS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "functions": "use 'tools'",
+        "function_call": "use 'tool_choice'",
+        "include_reasoning": "use 'horde.include_reasoning'",
+        "reasoning": "use 'reasoning_effort', and 'horde.include_reasoning' to hide it",
+    }
+)
+_REASONING_EFFORTS: Final = tuple(effort.value for effort in ChatReasoningEffort)
+_SEED_BITS: Final = 63  # a signed 64-bit integer
+_STREAM_OPTIONS: Final = frozenset({"include_usage", "include_obfuscation"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatCompletionRequest:
+    """A validated body.
+
+    `native_body` holds what is submitted, without an operation key; `model` is None when the client sent a list.
+    `token_limit_key` is the name under which the client sent `max_tokens`.
+    """
+
+    native_body: JsonObject
+    model: str | None
+    stream: bool
+    include_usage: bool
+    horde: ChatHordeOptions
+    estimated_prompt_tokens: int
+    token_limit_key: str
+
+    @classmethod
+    def parse(cls, body: object) -> Self:
+        """Validate a decoded body. Raises RequestRefused for the first key at fault."""
+        if not isinstance(body, dict):
+            raise RequestRefused("invalid_json", "The body has to be a JSON object.")
+        try:
+            forwarded = _read_keys(body)
+            _require_models_and_messages(body)
+            horde = parse_horde_options(body.get("horde"))
+        except ChatRequestRefused as refused:
+            raise build_contract_refusal(refused) from None
+        if horde.dry_run and forwarded.get("stream"):
+            message = "A dry run has nothing to stream: send 'horde.dry_run' without 'stream'."
+            raise RequestRefused("conflicting_parameters", message, "horde.dry_run")
+        messages, tools = forwarded["messages"], forwarded.get("tools")
+        stored = [message | {"role": "system"} if message["role"] == "developer" else message for message in messages]
+        prompt = flatten_chat_messages(stored, tools)
+        return cls(
+            native_body=forwarded,
+            model=forwarded.get("model"),
+            stream=bool(forwarded.get("stream")),
+            include_usage=bool((body.get("stream_options") or {}).get("include_usage")),
+            horde=horde,
+            estimated_prompt_tokens=estimate_flattened_tokens(len(prompt), count_image_parts(messages)),
+            token_limit_key="max_tokens" if "max_tokens" in forwarded else "max_completion_tokens",
+        )
+
+
+def _read_keys(body: JsonObject) -> JsonObject:
+    """The keys to submit, each checked at its place in the body."""
+    forwarded: JsonObject = {}
+    for key, value in body.items():
+        if value is None:
+            continue
+        read = _READERS.get(key, _refuse_key)
+        accepted = read(key, value, body)
+        if accepted is not _ABSENT:
+            forwarded[key] = accepted
+    return forwarded
+
+
+def _require_models_and_messages(body: JsonObject) -> None:
+    if body.get("model") is None and body.get("models") is None:
+        raise RequestRefused("missing_required_parameter", "You must provide a model parameter.", "model")
+    if body.get("messages") is None:
+        raise RequestRefused("missing_required_parameter", "Missing required parameter: 'messages'.", "messages")
+
+
+def _refuse_key(key: str, _value: Any, _body: JsonObject) -> object:
+    raise _unsupported(key, _REPLACEMENTS.get(key))
+
+
+def _unsupported(key: str, advice: str | None = None) -> RequestRefused:
+    name = shorten_param(key)
+    message = f"Unsupported parameter: '{name}' is not supported by the horde" + (f"; {advice}." if advice else ".")
+    return RequestRefused("unsupported_parameter", message, name)
+
+
+def _unsupported_value(key: str, message: str) -> RequestRefused:
+    return RequestRefused("unsupported_value", f"Unsupported value: '{key}' {message}.", key)
+
+
+def _wrong_type(key: str, expectation: str) -> RequestRefused:
+    return RequestRefused("invalid_type", f"Invalid type for '{key}': expected {expectation}.", key)
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+# --- readers: the value to submit, or _ABSENT -------------------------------------------------------------------------
+
+type _Reader = Callable[[str, Any, JsonObject], object]
+
+
+def _read_model(key: str, value: Any, body: JsonObject) -> object:
+    if not isinstance(value, str):
+        raise _wrong_type(key, "a string")
+    if not value:
+        raise RequestRefused("missing_required_parameter", "You must provide a model parameter.", "model")
+    _check_one_way_to_name_models(key, "models", body)
+    return value
+
+
+def _read_models(key: str, value: Any, body: JsonObject) -> object:
+    if not isinstance(value, list):
+        raise _wrong_type(key, "an array of strings")
+    if not 1 <= len(value) <= MAX_CHAT_MODEL_COUNT or not all(isinstance(model, str) and model for model in value):
+        message = f"Invalid value: 'models' has to hold 1 to {MAX_CHAT_MODEL_COUNT} non-empty strings."
+        raise RequestRefused("invalid_value", message, key)
+    if len(set(value)) != len(value):
+        raise RequestRefused("invalid_value", "Invalid value: 'models' lists a model twice.", key)
+    _check_one_way_to_name_models(key, "model", body)
+    return value
+
+
+def _check_one_way_to_name_models(key: str, other: str, body: JsonObject) -> None:
+    """The later of the two is the one at fault."""
+    if body.get(other) is not None and _stands_before(other, key, body):
+        raise RequestRefused("conflicting_parameters", "'model' and 'models' cannot be combined.", "models")
+
+
+def _stands_before(first: str, second: str, body: JsonObject) -> bool:
+    return next(key for key in body if key in (first, second)) == first
+
+
+def _read_messages(_key: str, value: Any, _body: JsonObject) -> object:
+    return parse_messages(value)
+
+
+def _read_token_limit(key: str, value: Any, body: JsonObject) -> object:
+    if not _is_integer(value):
+        raise _wrong_type(key, "an integer")
+    if value < MIN_CHAT_MAX_TOKENS:
+        raise _out_of_range("integer_below_min_value", key, value, f"at least {MIN_CHAT_MAX_TOKENS}")
+    if value > MAX_CHAT_MAX_TOKENS:
+        raise _out_of_range("integer_above_max_value", key, value, f"at most {MAX_CHAT_MAX_TOKENS}")
+    other = "max_completion_tokens" if key == "max_tokens" else "max_tokens"
+    twin = body.get(other)
+    if _is_integer(twin) and twin != value and _stands_before(other, key, body):
+        message = "'max_tokens' and 'max_completion_tokens' have to be equal when both are sent."
+        raise RequestRefused("conflicting_parameters", message, "max_tokens")
+    return value
+
+
+def _out_of_range(code: str, key: str, value: float, bound: str) -> RequestRefused:
+    shown = str(value) if len(str(value)) <= 40 else "a number of many digits"
+    return RequestRefused(code, f"Invalid '{key}': expected a value of {bound}, but got {shown} instead.", key)
+
+
+def _read_sampling(key: str, value: Any, _body: JsonObject) -> object:
+    if not _is_number(value):
+        raise _wrong_type(key, "a number")
+    least, most = OPENAI_SAMPLING_RANGES[key]
+    if value < least:
+        raise _out_of_range("decimal_below_min_value", key, value, f"at least {least}")
+    if value > most:
+        raise _out_of_range("decimal_above_max_value", key, value, f"at most {most}")
+    return value
+
+
+def _read_seed(key: str, value: Any, _body: JsonObject) -> object:
+    if not _is_integer(value):
+        raise _wrong_type(key, "an integer")
+    bound = 1 << _SEED_BITS
+    if value < -bound:
+        raise _out_of_range("integer_below_min_value", key, value, f"at least {-bound}")
+    if value >= bound:
+        raise _out_of_range("integer_above_max_value", key, value, f"at most {bound - 1}")
+    return value
+
+
+def _read_stop(key: str, value: Any, _body: JsonObject) -> object:
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise _wrong_type(key, "a string or an array of strings")
+    stops = list(dict.fromkeys(stops))
+    if "" in stops:
+        raise RequestRefused("invalid_value", "Invalid value: 'stop' holds an empty string, which would end every reply.", key)
+    if len(stops) > MAX_STOP_SEQUENCE_COUNT:
+        message = f"Invalid value: 'stop' may hold at most {MAX_STOP_SEQUENCE_COUNT} distinct sequences."
+        raise RequestRefused("invalid_value", message, key)
+    if sum(map(len, stops)) > MAX_STOP_SEQUENCE_CHARACTERS:
+        message = f"Invalid value: the sequences of 'stop' may hold at most {MAX_STOP_SEQUENCE_CHARACTERS} characters together."
+        raise RequestRefused("invalid_value", message, key)
+    return stops or _ABSENT
+
+
+def _read_stream(key: str, value: Any, _body: JsonObject) -> object:
+    if not isinstance(value, bool):
+        raise _wrong_type(key, "a boolean")
+    return True if value else _ABSENT
+
+
+def _read_stream_options(key: str, value: Any, _body: JsonObject) -> object:
+    if not isinstance(value, dict):
+        raise _wrong_type(key, "an object")
+    for name, member in value.items():
+        if member is None:
+            continue
+        if name not in _STREAM_OPTIONS:
+            raise _unsupported(f"{key}.{name}")
+        if not isinstance(member, bool):
+            raise _wrong_type(f"{key}.{name}", "a boolean")
+    return _ABSENT
+
+
+def _read_choice_count(key: str, value: Any, _body: JsonObject) -> object:
+    if not _is_integer(value):
+        raise _wrong_type(key, "an integer")
+    if value != SUPPORTED_CHAT_CHOICE_COUNT:
+        raise _unsupported_value(key, "has to be 1: the horde gives one reply to a request")
+    return _ABSENT
+
+
+def _read_tools(_key: str, value: Any, body: JsonObject) -> object:
+    tools = parse_tools(value)
+    check_tool_spec_size(value, body.get("tool_choice"), body.get("response_format"))
+    check_strict_schemas(tools, None)
+    return tools or _ABSENT
+
+
+def _read_tool_choice(_key: str, value: Any, body: JsonObject) -> object:
+    choice = parse_tool_choice(value, _guess_tools(body))
+    return _ABSENT if choice is None else choice
+
+
+def _read_parallel_tool_calls(_key: str, value: Any, body: JsonObject) -> object:
+    return parse_parallel_tool_calls(value, _guess_tools(body))
+
+
+def _guess_tools(body: JsonObject) -> list[JsonObject]:
+    """The tools as far as they can be read: what is wrong with them is reported at their own place."""
+    tools = body.get("tools")
+    if not isinstance(tools, list):
+        return []
+    named = [tool for tool in tools if isinstance(tool, dict) and isinstance(tool.get("function"), dict)]
+    return [{"function": {"name": tool["function"].get("name")}} for tool in named]
+
+
+def _read_response_format(_key: str, value: Any, body: JsonObject) -> object:
+    response_format = parse_response_format(value)
+    check_tool_spec_size(body.get("tools"), body.get("tool_choice"), value)
+    check_strict_schemas((), response_format)
+    return _ABSENT if response_format is None else response_format
+
+
+def _read_reasoning_effort(key: str, value: Any, _body: JsonObject) -> object:
+    if not isinstance(value, str):
+        raise _wrong_type(key, "a string")
+    if value not in _REASONING_EFFORTS:
+        message = f"Invalid value: 'reasoning_effort' has to be one of {', '.join(_REASONING_EFFORTS)}."
+        raise RequestRefused("invalid_value", message, key)
+    return value
+
+
+def _read_horde(_key: str, value: Any, _body: JsonObject) -> object:
+    parse_horde_options(value)
+    sent = {name: member for name, member in value.items() if member is not None}
+    return sent or _ABSENT
+
+
+def _read_ignored(key: str, value: Any, _body: JsonObject) -> object:
+    kind, expectation = _IGNORED_TYPES[key]
+    if not isinstance(value, kind):
+        raise _wrong_type(key, expectation)
+    return _ABSENT
+
+
+def _read_neutral_sampler(key: str, value: Any, _body: JsonObject) -> object:
+    neutral = NEUTRAL_SAMPLERS[key]
+    if _is_number(value) and value in neutral:
+        return _ABSENT
+    raise _unsupported(key, f"only {' or '.join(map(str, neutral))}, which changes nothing, is accepted")
+
+
+def _read_logprobs(key: str, value: Any, _body: JsonObject) -> object:
+    if value is False or (_is_number(value) and value == 0):  # some web UIs send the number of the old completions
+        return _ABSENT
+    raise _unsupported(key)
+
+
+def _read_top_logprobs(key: str, value: Any, _body: JsonObject) -> object:
+    if _is_number(value) and value == 0:
+        return _ABSENT
+    raise _unsupported(key)
+
+
+def _read_absent_at(neutral: object, refuse: Callable[[str], RequestRefused]) -> _Reader:
+    def read(key: str, value: Any, _body: JsonObject) -> object:
+        if type(value) is type(neutral) and value == neutral:
+            return _ABSENT
+        raise refuse(key)
+
+    return read
+
+
+def _refuse_modalities(key: str) -> RequestRefused:
+    return _unsupported_value(key, 'has to be ["text"]')
+
+
+def _refuse_verbosity(key: str) -> RequestRefused:
+    return _unsupported_value(key, "has to be 'medium'")
+
+
+def _refuse_replaced(key: str) -> RequestRefused:
+    return _unsupported(key, _REPLACEMENTS.get(key))
+
+
+_READERS: Final[Mapping[str, _Reader]] = MappingProxyType(
+    {
+        "model": _read_model,
+        "models": _read_models,
+        "messages": _read_messages,
+        "max_tokens": _read_token_limit,
+        "max_completion_tokens": _read_token_limit,
+        **dict.fromkeys(OPENAI_SAMPLING_RANGES, _read_sampling),
+        "seed": _read_seed,
+        "stop": _read_stop,
+        "stream": _read_stream,
+        "stream_options": _read_stream_options,
+        "n": _read_choice_count,
+        "tools": _read_tools,
+        "tool_choice": _read_tool_choice,
+        "parallel_tool_calls": _read_parallel_tool_calls,
+        "response_format": _read_response_format,
+        "reasoning_effort": _read_reasoning_effort,
+        "horde": _read_horde,
+        **dict.fromkeys(_IGNORED_TYPES, _read_ignored),
+        **dict.fromkeys(NEUTRAL_SAMPLERS, _read_neutral_sampler),
+        "logprobs": _read_logprobs,
+        "top_logprobs": _read_top_logprobs,
+        "logit_bias": _read_absent_at({}, _unsupported),
+        "modalities": _read_absent_at(["text"], _refuse_modalities),
+        "verbosity": _read_absent_at("medium", _refuse_verbosity),
+        "functions": _read_absent_at([], _refuse_replaced),
+        "function_call": _read_absent_at("none", _refuse_replaced),
+    }
+)
