@@ -2,8 +2,12 @@
 """The bridge streams: a scripted backend behind it and a scripted horde in front of it, over real sockets."""
 
 import contextlib
+import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,9 +33,11 @@ from tests.acceptance._scripted_stream import (
     event,
     wait_until,
 )
+from tests.services import ROOT
 
 NOW = {"index": 0, "id": "a", "type": "function", "function": {"name": "now", "arguments": ""}}
-TOOLS = [{"type": "function", "function": {"name": "now"}}]
+NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+TOOLS = [{"type": "function", "function": {"name": "now", "parameters": NO_PARAMETERS}}]
 
 
 @pytest.fixture(autouse=True)
@@ -354,9 +360,9 @@ def test_the_end_of_the_lease_stops_the_backend(horde: StreamingHorde, monkeypat
 
 def test_a_real_backend_is_streamed(horde: StreamingHorde, tiny_backend: str) -> None:
     with running_bridge(horde.url, tiny_backend):
-        horde.hand_out(max_length=160, seed=7)
+        horde.hand_out(max_length=64, seed=7)
         streamed = horde.wait_for_submit()
-        horde.hand_out(max_length=160, seed=7, stream_progress=False)
+        horde.hand_out(max_length=64, seed=7, stream_progress=False)
         whole = horde.wait_for_submit()
     assert streamed == whole
     assert streamed["completion_tokens"] > 0
@@ -380,3 +386,39 @@ def test_forced_calls_of_a_real_backend_are_not_posted(horde: StreamingHorde, ti
         reply = horde.wait_for_submit()
     assert reply["message"]["tool_calls"][0]["function"]["name"] == "now"
     assert horde.posts == []
+
+
+@contextlib.contextmanager
+def running_example(horde_url: str, folder: Path) -> Iterator[None]:
+    """The worker that the how-to prints."""
+    page = (ROOT / "docs/how-to/write-a-streaming-worker.md").read_text()
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (folder / "worker.py").write_text(program)
+    process = subprocess.Popen([sys.executable, str(folder / "worker.py"), f"{horde_url}/api", KEY])
+    try:
+        yield
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait(WAIT_SECONDS)
+
+
+def test_the_printed_worker_streams(horde: StreamingHorde, tmp_path: Path) -> None:
+    horde.answer_post = lambda post: None if len(horde.posts) == 1 else True
+    with running_example(horde.url, tmp_path):
+        horde.hand_out(messages=[{"role": "user", "content": "one two three four five six seven eight nine ten eleven twelve"}])
+        reply = horde.wait_for_submit()
+    assert horde.posts[0] == horde.posts[1]
+    assert len(horde.accepted) > 1
+    assert reply["message"]["content"].startswith(horde.join())
+    assert reply["message"]["content"].split()[-1] == "twelve"
+
+
+def test_the_printed_worker_stops_when_nobody_waits(horde: StreamingHorde, tmp_path: Path) -> None:
+    answers = [(404, {"rc": "ChatJobAborted", "message": "Gone."}), (200, {"accepted_seq": 1, "cancelled": True})]
+    horde.answer_post = lambda post: answers[len(horde.posts) - 1] if len(horde.posts) <= len(answers) else (413, {"rc": "x"})
+    with running_example(horde.url, tmp_path):
+        for _ in range(3):
+            horde.hand_out(messages=[{"role": "user", "content": "one two three"}])
+        assert horde.wait_for_submit()["message"]["content"] == "one two three "
+    assert (len(horde.posts), horde.submits.empty()) == (3, True)
