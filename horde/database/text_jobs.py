@@ -32,7 +32,7 @@ from horde.classes.base.processing_generation import ProcessingGeneration
 from horde.classes.base.stats import TextGenState, TextGenStatistic
 from horde.classes.base.user import User, UserRole, UserRoleTypes
 from horde.classes.base.waiting_prompt import REQUEST_TTL, WaitingPrompt, WPAllowedWorkers
-from horde.classes.kobold.chat_request import streams_progress
+from horde.classes.kobold.chat_request import CHAT_STREAM_PROGRESS_KEY, streams_progress
 from horde.classes.kobold.pricing import (
     build_generation_movements,
     compute_generation_charge,
@@ -328,6 +328,17 @@ def settle_job(session: Session, job: JobFacts, submitted: Submitted, kudos: Dec
     if job.is_streamed:
         TextProcessingGeneration.end_progress_after_submit(session, job_id=job.id)
     session.execute(_RECORD_SAMPLES, _build_samples(job, submitted, now))
+    _pay(session, job, kudos, charge, now, is_censored=submitted.is_censored)
+    finished_count, others_pending = counts
+    is_complete = request.n == 0 and (finished_count >= request.jobs or request.terminal_outcome is not None)
+    if others_pending == 0 and (is_complete or request.faulted):
+        session.execute(_FINISH_REQUEST, {"wp_id": job.wp_id, "hold_id": upfront_hold_id(job.wp_id), "now": now})
+    is_done = others_pending == 0 and is_complete and not request.faulted
+    return Settlement(kudos=kudos, finished_count=finished_count, is_done=is_done)
+
+
+def _pay(session: Session, job: JobFacts, kudos: Decimal, charge: Decimal, now: datetime, *, is_censored: bool = False) -> None:
+    """Book what a job earned its worker and costs its requester; the charge also comes off a shared key."""
     movements = build_generation_movements(
         kudos=kudos,
         max_length=job.max_length,
@@ -337,17 +348,44 @@ def settle_job(session: Session, job: JobFacts, submitted: Submitted, kudos: Dec
         requester_id=job.requester_id,
         requester_usage_multiplier=job.requester_usage_multiplier,
         reservation_id=upfront_hold_id(job.wp_id) if job.has_hold else None,
-        censored=submitted.is_censored,
+        censored=is_censored,
     )
     append_movements(session, job.id, movements, now)
     if job.sharedkey_id is not None:
         charge_shared_key(session, job.sharedkey_id, charge)
-    finished_count, others_pending = counts
-    is_complete = request.n == 0 and (finished_count >= request.jobs or request.terminal_outcome is not None)
-    if others_pending == 0 and (is_complete or request.faulted):
-        session.execute(_FINISH_REQUEST, {"wp_id": job.wp_id, "hold_id": upfront_hold_id(job.wp_id), "now": now})
-    is_done = others_pending == 0 and is_complete and not request.faulted
-    return Settlement(kudos=kudos, finished_count=finished_count, is_done=is_done)
+
+
+def settle_cancelled_job(session: Session, job: JobFacts, *, character_count: int, kudos: Decimal, now: datetime) -> bool:
+    """Pay for what a streamed job had posted when its request was cancelled, and end it; False when it had ended before.
+
+    The caller cancelled the request in this transaction, so its row is locked and no submit is between the two steps.
+    It is no sample of a speed, no drop of its worker, and is not restarted.
+    """
+    if not TextProcessingGeneration.settle_cancelled(session, job_id=job.id, character_count=character_count):
+        return False
+    charge = compute_generation_charge(kudos)
+    _charge_request(session, job, charge, now)
+    session.execute(insert(TextGenStatistic).values(_build_unserved_statistic(job, TextGenState.CANCELLED, now)))
+    _pay(session, job, kudos, charge, now)
+    return True
+
+
+_LIST_STREAMED_JOBS = (
+    select(jobs.c.id, jobs.c.fake)
+    .join(requests, requests.c.id == jobs.c.wp_id)
+    .where(
+        jobs.c.wp_id == bindparam("wp_id"),
+        jobs.c.generation.is_(None),
+        ~jobs.c.faulted,
+        requests.c.chat_extras.has_key(CHAT_STREAM_PROGRESS_KEY),
+    )
+    .order_by(jobs.c.id)
+)
+
+
+def list_streamed_jobs(session: Session, wp_id: UUID) -> list[tuple[UUID, bool]]:
+    """(id, is fake) of each job in flight of a request that streams; none of any other."""
+    return [(row.id, row.fake) for row in session.execute(_LIST_STREAMED_JOBS, {"wp_id": wp_id})]
 
 
 _CHARGE_REQUEST = (
@@ -439,7 +477,7 @@ def fault_job(session: Session, job: JobFacts, *, is_raid: bool, now: datetime) 
     is_request_faulted = WaitingPrompt.mark_faulted_after_repeated_faults(session, job.wp_id)
     if (is_request_faulted or not outcome.is_restarted) and not has_pending_jobs(session, job.wp_id):
         release_hold(session, upfront_hold_id(job.wp_id), now)
-    session.execute(insert(TextGenStatistic).values(_build_fault_statistic(job, now)))
+    session.execute(insert(TextGenStatistic).values(_build_unserved_statistic(job, TextGenState.FAULTED, now)))
     TextProcessingGeneration.log_worker_abort(
         session, worker_id=job.worker_id, refusal_rc=job.chat_refusal_rc, is_raid=is_raid, now=now
     )
@@ -457,9 +495,9 @@ def fault_job(session: Session, job: JobFacts, *, is_raid: bool, now: datetime) 
     )
 
 
-def _build_fault_statistic(job: JobFacts, now: datetime) -> dict[str, Any]:
-    statistic = _build_statistic(job, TextGenState.FAULTED, now)
-    return statistic | {"state": TextGenState.FAULTED, "created": statistic.pop("start_time")}
+def _build_unserved_statistic(job: JobFacts, state: TextGenState, now: datetime) -> dict[str, Any]:
+    statistic = _build_statistic(job, state, now)
+    return statistic | {"state": state, "created": statistic.pop("start_time")}
 
 
 def count_finished_jobs(session: Session, wp_id: UUID) -> int:

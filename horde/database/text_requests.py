@@ -223,9 +223,14 @@ def cancel_text_request(session: Session, wp_id: UUID, now: datetime) -> bool:
     """Cancel a request; True for the one call that did it. Its hold ends with its last job, at once when none runs."""
     if not TextWaitingPrompt.cancel(session, wp_id, now):
         return False
+    release_hold_when_idle(session, wp_id, now)
+    return True
+
+
+def release_hold_when_idle(session: Session, wp_id: UUID, now: datetime) -> None:
+    """End the hold of a request that hands out nothing more, unless a worker still holds a job of it."""
     if not has_pending_jobs(session, wp_id):
         release_hold(session, upfront_hold_id(wp_id), now)
-    return True
 
 
 def has_pending_jobs(session: Session, wp_id: UUID) -> bool:

@@ -85,7 +85,7 @@ def _build_find_progress() -> Select[Any]:
         select(
             func.count().filter(jobs.c.generation.is_not(None)).label("finished"),
             func.count().filter(jobs.c.generation.is_(None), ~jobs.c.faulted).label("processing"),
-            func.count().filter(jobs.c.faulted, jobs.c.generation.is_(None)).label("restarted"),
+            func.count().filter(jobs.c.faulted, ~jobs.c.cancelled, jobs.c.generation.is_(None)).label("restarted"),
         )
         .where(jobs.c.wp_id == requests.c.id, ~jobs.c.fake)
         .lateral("counts")

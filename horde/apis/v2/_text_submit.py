@@ -3,6 +3,7 @@
 
 from dataclasses import replace
 from datetime import datetime
+from decimal import Decimal
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -142,8 +143,8 @@ def verify_chat_submission(submission: ChatSubmission, job: JobFacts) -> tuple[S
     return submitted, verified.dropped_tool_call_count
 
 
-def compute_reward(job: JobFacts, submitted: Submitted) -> Any:
-    """Kudos of a reply to a job, by the model that served it."""
+def compute_reward(job: JobFacts, tokens: int) -> Decimal:
+    """Kudos of a reply of so many tokens to a job, by the model that served it."""
     config = get_config()
     model = ModelFacts(
         multiplier=get_text_model_multiplier(job.model),
@@ -151,7 +152,7 @@ def compute_reward(job: JobFacts, submitted: Submitted) -> Any:
         is_validated=is_backend_validated(job.bridge_agent, config.validated_backends),
         is_targeted=config.require_matched_targeting and job.lists_workers,
     )
-    return compute_job_kudos(job, submitted.tokens, model)
+    return compute_job_kudos(job, tokens, model)
 
 
 def settle(job: JobFacts, submitted: Submitted, *, dropped_tool_calls: int, now: datetime) -> float:
@@ -159,7 +160,7 @@ def settle(job: JobFacts, submitted: Submitted, *, dropped_tool_calls: int, now:
 
     A fake job is answered alike and moves nothing. Raises BadRequest for the loser of a race.
     """
-    kudos = compute_reward(job, submitted)
+    kudos = compute_reward(job, submitted.tokens)
     if job.is_fake:
         with transaction() as session:
             is_stored = store_fake_reply(session, job, submitted)

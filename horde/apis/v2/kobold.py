@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 
 from horde.apis.models import kobold as shapes
 from horde.apis.requests import get_config, read_json_body, read_json_object, require_api_key
+from horde.apis.v2 import _chat_cancel as cancelling
 from horde.apis.v2 import _chat_generate as chatting
 from horde.apis.v2 import _text_generate as generate
 from horde.apis.v2 import _text_pop as popping
@@ -22,7 +23,7 @@ from horde.apis.v2 import _text_progress as posting
 from horde.apis.v2 import _text_prompt as prompting
 from horde.apis.v2 import _text_submit as submitting
 from horde.chat_contract import MAX_CHAT_BODY_BYTES
-from horde.chat_progress import PostOutcome
+from horde.chat_progress import PostOutcome, cancel_progress_streams
 from horde.chat_signal import ChatEvent, publish_chat_event
 from horde.classes.kobold.chat_request import (
     ChatDeclaration,
@@ -274,15 +275,21 @@ def answer_status(request_id: str, *, is_chat: bool) -> dict[str, Any]:
 
 
 def answer_cancel(request_id: str, *, is_chat: bool) -> dict[str, Any]:
-    """Cancel a request; the status as it was before. Repeated calls answer alike and change nothing."""
+    """Cancel a request; the status as it was before. Repeated calls answer alike and change nothing.
+
+    The jobs of a streamed request that are in flight are settled with the cancel, on what they had posted before it.
+    """
     now = utcnow()
+    posted = cancelling.read_posted_characters(request_id) if is_chat else {}
     with transaction() as session:
         progress = require_request_progress(session, request_id, is_chat=is_chat, now=now)
         status = build_text_status(
             session, progress, is_chat=is_chat, validated_backends=get_config().validated_backends, now=now
         )
         is_cancelled = not progress.is_done and cancel_text_request(session, progress.id, now)
+        streamed = cancelling.settle_streamed_jobs(session, progress.id, posted, now) if is_chat and is_cancelled else []
     if is_chat and is_cancelled:
+        cancel_progress_streams(streamed)
         publish_chat_event(progress.id, ChatEvent.CANCELLED, progress.finished)
     return status
 
