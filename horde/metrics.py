@@ -87,6 +87,8 @@ store_failures = _counter(
     "horde.store.failures", "Calls to the object store that failed, and keys it did not delete.", "horde.operation"
 )
 store_seconds = _histogram("horde.store.seconds", "Time of one call to the object store.", _REQUEST_SECONDS, "horde.operation")
+store_deletes = _counter("horde.store.deletes", "Objects of ended requests by what became of them.", "horde.outcome")
+_gauge("horde.store.waiting_deletes", "1", "Objects whose deletion failed and is tried again.")
 webhook_deliveries = _counter("horde.webhook.deliveries", "Webhooks by what became of them.", "horde.outcome")
 _gauge("horde.db.pool_connections", "1", "Database connections of a process.", "horde.state")
 _gauge("horde.kudos.fold_lag_seconds", "s", "Age of the oldest kudos posting that is not folded into a balance yet.")

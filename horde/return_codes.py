@@ -93,3 +93,4 @@ class ReturnCode(StrEnum):
     CHAT_PROGRESS_OUT_OF_SEQUENCE = "ChatProgressOutOfSequence"
     CHAT_PROGRESS_CAP_REACHED = "ChatProgressCapReached"
     CHAT_PROGRESS_UNAVAILABLE = "ChatProgressUnavailable"
+    CHAT_IMAGE_STORAGE_UNAVAILABLE = "ChatImageStorageUnavailable"

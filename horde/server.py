@@ -36,6 +36,7 @@ from horde import db, metrics
 from horde.apis.v2.heartbeat import NODE_EXTENSION
 from horde.app import create_app
 from horde.background import start_background
+from horde.classes.kobold.waiting_prompt import count_queued_chat_image_deletes
 from horde.clock import utcnow
 from horde.config import Config
 from horde.connections import BoundedSocket, ClientTooSlow, NoPlaceToWait
@@ -237,6 +238,7 @@ class HordeServer(BaseApplication):  # type: ignore[misc]
         self._stop_calls.append(start_webhooks().stop)
         background = start_background(self._config, list_jobs(self._config))
         self._stop_calls.append(background.stop)
+        metrics.set_gauge_source("horde.store.waiting_deletes", lambda: observe_waiting_deletes() if background.is_leader else [])
         metrics.set_gauge_source("horde.kudos.fold_lag_seconds", lambda: observe_fold_lag() if background.is_leader else [])
 
     def stop_process(self, _arbiter: object, _worker: object) -> None:
@@ -252,6 +254,12 @@ def observe_fold_lag() -> list[Observation]:
             return [Observation(get_fold_lag_seconds(session, utcnow()))]
     except ServiceUnavailable:
         return []
+
+
+def observe_waiting_deletes() -> list[Observation]:
+    """How many stored objects wait for another try; nothing while Redis is away."""
+    count = count_queued_chat_image_deletes()
+    return [] if count is None else [Observation(count)]
 
 
 def freeze_objects() -> None:
@@ -280,6 +288,8 @@ def serve(config: Config) -> None:
     """Serve until a signal ends it. Raises what `check_schema` raises, and OSError for a metrics port that is taken."""
     for name in config.ignored_settings:
         logger.warning("horde.config.ignored", extra={"setting": name})
+    if not config.s3_endpoint:
+        logger.warning("horde.store.not_configured")  # requests with images are refused, and nothing else
     check_schema(config)
     freeze_objects()  # before the processes are forked, which then share the pages
     endpoint = MetricsEndpoint(config.metrics_port) if config.metrics_port else None

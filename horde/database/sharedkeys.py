@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from horde.classes.base.kudos import upfront_hold_id
 from horde.classes.base.user import WIPED, User, UserSharedKey
 from horde.classes.base.waiting_prompt import WaitingPrompt
+from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
 from horde.database.kudos import release_holds
 
 SHARED_KEY_LOCK = 0x484B  # kind of the advisory lock that serialises an owner's new keys; the other half is the owner
@@ -79,11 +80,15 @@ def change_shared_key(session: Session, sharedkey_id: UUID, columns: Mapping[str
 
 
 def delete_shared_key(session: Session, sharedkey_id: UUID, now: datetime) -> None:
-    """Delete a shared key with the requests made by it, whose holds are released.
+    """Delete a shared key with the requests made by it, whose holds are released and whose objects go after the commit.
 
-    Locks the requests first, as a submit does, which charges the key while it holds its request.
+    Locks the requests first, as a submit does, which charges the key while it holds its request. Then the key, so that
+    no request joins them unseen.
     """
     made = select(WaitingPrompt.id).where(WaitingPrompt.sharedkey_id == sharedkey_id).order_by(WaitingPrompt.id)
-    request_ids = session.scalars(made.with_for_update()).all()
+    session.scalars(made.with_for_update()).all()
+    session.execute(select(UserSharedKey.id).where(UserSharedKey.id == sharedkey_id).with_for_update())
+    request_ids = session.scalars(made).all()
     release_holds(session, [upfront_hold_id(wp_id) for wp_id in request_ids], now)
+    TextWaitingPrompt.delete(session, request_ids)
     session.execute(delete(UserSharedKey).where(UserSharedKey.id == sharedkey_id).execution_options(synchronize_session=False))

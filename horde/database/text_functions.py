@@ -24,6 +24,7 @@ from sqlalchemy import (
     cast,
     column,
     exists,
+    false,
     func,
     literal,
     or_,
@@ -60,6 +61,7 @@ CANDIDATES_PER_CLASS = 20  # enough that workers popping at once each find an un
 MAX_CACHED_CLASSES = 10_000
 MANY_CLASSES = 200
 TEXT_FAMILY = "text"
+AN_IMAGE_PART = [{"content": [{"type": "image_url"}]}]  # JSONB containment: messages of which one has such a part
 
 requests = table_of(TextWaitingPrompt)
 
@@ -235,6 +237,7 @@ def _fact_columns() -> tuple[Any, ...]:
         stored.worker_blacklist,
         stored.chat_required_features,
         stored.chat_tools_temperature,
+        func.coalesce(stored.is_chat & stored.messages.contains(AN_IMAGE_PART), false()).label("has_images"),
         models.label("models"),
         workers.label("worker_ids"),
     )
@@ -256,6 +259,7 @@ def build_request_facts(row: Any) -> TextRequestFacts:
         worker_blacklist=row.worker_blacklist,
         required_features=frozenset(row.chat_required_features or ()),
         tools_temperature=row.chat_tools_temperature,
+        has_images=row.has_images,
     )
 
 
@@ -324,6 +328,7 @@ _CLAIMED_COLUMNS = (
     "gen_payload",
     "is_chat",
     "messages",
+    "chat_messages_offloaded",
     "chat_extras",
     "max_length",
     "max_context_length",

@@ -464,10 +464,11 @@ def _build_statistic(job: JobFacts, state: TextGenState, now: datetime) -> dict[
     }
 
 
-def fault_job(session: Session, job: JobFacts, *, is_raid: bool, now: datetime) -> Fault:
+def fault_job(session: Session, job: JobFacts, *, is_raid: bool, now: datetime, blames_worker: bool = True) -> Fault:
     """End a job without a reply: its generation goes back to the request, its worker's counters move, once.
 
-    The request is faulted by the fault that crosses the limit. Fakes move nothing.
+    The request is faulted by the fault that crosses the limit. Fakes move nothing. Without `blames_worker` the worker's
+    counters stay: the horde itself could not give the job.
     """
     outcome = ProcessingGeneration.fault_and_restart(session, job_id=job.id, wp_id=job.wp_id)
     if outcome.is_applied and job.is_streamed:
@@ -478,9 +479,10 @@ def fault_job(session: Session, job: JobFacts, *, is_raid: bool, now: datetime) 
     if (is_request_faulted or not outcome.is_restarted) and not has_pending_jobs(session, job.wp_id):
         release_hold(session, upfront_hold_id(job.wp_id), now)
     session.execute(insert(TextGenStatistic).values(_build_unserved_statistic(job, TextGenState.FAULTED, now)))
-    TextProcessingGeneration.log_worker_abort(
-        session, worker_id=job.worker_id, refusal_rc=job.chat_refusal_rc, is_raid=is_raid, now=now
-    )
+    if blames_worker:
+        TextProcessingGeneration.log_worker_abort(
+            session, worker_id=job.worker_id, refusal_rc=job.chat_refusal_rc, is_raid=is_raid, now=now
+        )
     if not is_request_faulted:
         return Fault(is_applied=True)
     reason, rc = session.execute(

@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ARRAY, Integer, Select, Text, any_, bindparam, cast, delete, func, insert, select
+from sqlalchemy import ARRAY, Integer, Select, Text, any_, bindparam, cast, func, insert, select
 from sqlalchemy.orm import Session
 
 from horde.classes.base.kudos import upfront_hold_id
@@ -214,8 +214,8 @@ def activate_text_request(
 
 
 def delete_inactive_request(session: Session, wp_id: UUID, now: datetime) -> None:
-    """Take back a request that was never shown: its row and its hold, as if it had not been sent."""
-    session.execute(delete(TextWaitingPrompt).where(TextWaitingPrompt.id == wp_id, ~TextWaitingPrompt.active))
+    """Take back a request that was never shown: its row and its hold, then its objects, as if it had not been sent."""
+    TextWaitingPrompt.delete(session, [wp_id], only_inactive=True)
     release_hold(session, upfront_hold_id(wp_id), now)
 
 

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, and_, delete, func, or_, select, text, update
+from sqlalchemy import ColumnElement, and_, delete, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from horde import chat_signal, clock, metrics, model_reference
@@ -21,7 +21,12 @@ from horde.classes.base.processing_generation import ProcessingGeneration
 from horde.classes.base.waiting_prompt import FAULTED_GENERATIONS_LIMIT, WaitingPrompt
 from horde.classes.kobold.processing_generation import GateShadowOutcome, build_gate_shadow_attributes
 from horde.classes.kobold.queue_class import compute_queue_class
-from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
+from horde.classes.kobold.waiting_prompt import (
+    TextWaitingPrompt,
+    delete_stored_chat_images,
+    queue_chat_image_deletes,
+    retry_chat_image_deletes,
+)
 from horde.config import Config
 from horde.database.kudos import FOLD_BATCH, fold_postings, release_hold, release_holds
 from horde.database.samples import prune_samples, refresh_worker_speeds
@@ -53,8 +58,6 @@ INACTIVE_REQUEST_TTL = timedelta(minutes=5)  # its images take a minute at most;
 STALE_JOBS_A_PASS = 1000
 FOLD_CYCLES_A_TICK = 10
 UNCLASSIFIED_REQUESTS_A_BATCH = 200
-CHAT_MESSAGES_SUFFIX = "_chat_messages.json"
-STORED_IMAGE_SCHEME = "horde-r2://"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +105,13 @@ def list_jobs(config: Config) -> list[PeriodicJob]:
 def check_waiting_prompts() -> None:
     """Abort jobs past their lease, fault requests that failed too often, and delete what expired.
 
-    In this order, so that a job is recorded as aborted before its request goes.
+    In this order, so that a job is recorded as aborted before its request goes. Stored objects that could not be deleted
+    with their request are tried again last.
     """
     abort_stale_jobs()
     fault_failing_requests()
     delete_expired_requests()
+    retry_chat_image_deletes()
 
 
 def abort_stale_jobs() -> int:
@@ -220,11 +225,14 @@ def _delete_expired_batch() -> int:
             return 0
         faults = collect_chat_faults(session, request_ids, expired=True)
         object_keys = collect_expired_chat_image_keys(session, request_ids)
+        # Before the commit: a process that dies right after it must leave no object that nothing names.
+        queue_chat_image_deletes(object_keys)
         release_holds(session, [upfront_hold_id(wp_id) for wp_id in request_ids], now)
         session.execute(
             delete(WaitingPrompt).where(WaitingPrompt.id.in_(request_ids)).execution_options(synchronize_session=False)
         )
     publish_chat_faults(faults)
+    delete_stored_chat_images(object_keys)
     logger.info("horde.requests.expired", extra={"count": len(request_ids), "object_count": len(object_keys)})
     return len(request_ids)
 
@@ -278,19 +286,8 @@ def publish_chat_faults(faults: Sequence[ChatFault]) -> None:
 
 
 def collect_expired_chat_image_keys(session: Session, request_ids: Sequence[UUID]) -> list[str]:
-    """Keys of the stored objects of chat requests about to be deleted: their images and their messages.
-
-    Postgres picks the references out, so that no messages are loaded.
-    """
-    request = TextWaitingPrompt
-    urls = func.jsonb_path_query_array(request.messages, text("'$[*].content[*].image_url.url'"))
-    statement = select(request.id, urls, request.chat_messages_offloaded).where(request.id.in_(request_ids), request.is_chat)
-    keys: list[str] = []
-    for wp_id, references, is_offloaded in session.execute(statement):
-        keys.extend(url.removeprefix(STORED_IMAGE_SCHEME) for url in references or () if url.startswith(STORED_IMAGE_SCHEME))
-        if is_offloaded:
-            keys.append(f"{wp_id}{CHAT_MESSAGES_SUFFIX}")
-    return keys
+    """Keys of the stored objects of chat requests about to be deleted: their images and their messages."""
+    return TextWaitingPrompt.list_object_keys(session, request_ids)
 
 
 # Copies for every process

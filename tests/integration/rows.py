@@ -33,15 +33,18 @@ serial = count(1)
 @contextmanager
 def own_horde(service_urls: ServiceAddresses, name: str, modules: tuple[Any, ...], **settings: Any) -> Iterator[Flask]:
     """An application with the given resource modules on a migrated database of its own."""
-    bucket = service_urls.bucket
+    store = {
+        "s3_endpoint": service_urls.s3_endpoint,
+        "s3_access_key": service_urls.s3_access_key,
+        "s3_secret_key": service_urls.s3_secret_key,
+        "source_image_bucket": service_urls.bucket,
+        "chat_messages_bucket": service_urls.bucket,
+    }
     config = Config(
         database_url=make_database(service_urls.database_url, name).replace("postgresql://", "postgresql+psycopg2://", 1),
         redis_url=service_urls.redis_url,
         secret_key=SECRET,
-        s3_endpoint=service_urls.s3_endpoint,
-        s3_access_key=service_urls.s3_access_key,
-        s3_secret_key=service_urls.s3_secret_key,
-        **{"rate_limits_enabled": False, "source_image_bucket": bucket, "chat_messages_bucket": bucket} | settings,
+        **{"rate_limits_enabled": False} | store | settings,
     )
     before = (db._State.engine, db._State.sessions, db._State.reading_sessions)
     app = create_app(config, resource_modules=modules)

@@ -29,6 +29,10 @@ class TcpGate:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
+    @property
+    def is_closed(self) -> bool:
+        return self._listener is None
+
     def open(self) -> None:
         """Listen, at the same port as before."""
         listener = socket.create_server(("127.0.0.1", self.port), reuse_port=False)

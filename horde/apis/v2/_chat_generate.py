@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from horde import metrics
 from horde.apis.requests import get_config
 from horde.apis.v2._text_generate import StoredRequest, compute_quote
-from horde.chat_contract import ChatContextAdjustmentReason, ChatContextFit
+from horde.chat_contract import ChatContextAdjustmentReason, ChatContextFit, count_image_parts
 from horde.classes.kobold.chat_request import (
     ChatRequest,
     ChatWorkerTargeting,
@@ -193,6 +193,7 @@ def build_facts(
         worker_blacklist=targeting.is_deny_list,
         required_features=frozenset(required_chat_features(chat)),
         tools_temperature=chat_tools_temperature(chat),
+        has_images=count_image_parts(sized.messages) > 0,
     )
 
 

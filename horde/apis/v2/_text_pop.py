@@ -2,18 +2,19 @@
 """The steps of a text worker's pop: who it is, its check-in, the queue, the job."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cache
 from typing import Annotated, Any
 from uuid import uuid4
 
+from horde_sdk.worker.chat_declaration import ChatImageTransport
 from pydantic import Field
 from sqlalchemy import ARRAY, Text, Update, bindparam, cast, delete, func, inspect, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from horde import metrics
+from horde import metrics, r2
 from horde.apis.requests import get_config, get_peer_address
 from horde.classes.base.worker import (
     DEFAULT_MAINTENANCE_MESSAGE,
@@ -29,7 +30,7 @@ from horde.classes.kobold.chat_request import ChatDeclaration
 from horde.classes.kobold.pricing import build_uptime_movements, compute_uptime_reward
 from horde.classes.kobold.processing_generation import LeaseOwner
 from horde.classes.kobold.text_request import LenientBody, Values, WholeNumber
-from horde.classes.kobold.waiting_prompt import TEXT_PAYLOAD_DEFAULTS
+from horde.classes.kobold.waiting_prompt import TEXT_PAYLOAD_DEFAULTS, TextWaitingPrompt
 from horde.classes.kobold.worker import (
     CheckIn,
     EligibilityInputs,
@@ -100,6 +101,8 @@ class PoppedJobs:
     jobs: AssignedJobs | None
     payload: dict[str, Any]
     is_chat: bool = False
+    request: TextWaitingPrompt | None = field(default=None, repr=False)
+    transport: ChatImageTransport | None = None  # how the worker gets what lies in the store; None when nothing does
     skipped: dict[str, int]
 
 
@@ -431,7 +434,22 @@ def take_jobs(
 
     if not is_fake:
         after_commit(session, count)
-    return PoppedJobs(jobs=jobs, payload=request.get_pop_payload(), is_chat=request.is_chat, skipped=queue.skipped)
+    return PoppedJobs(
+        jobs=jobs,
+        payload=request.get_pop_payload(),
+        is_chat=request.is_chat,
+        request=request,
+        transport=request.select_transport(worker),
+        skipped=queue.skipped,
+    )
+
+
+def add_stored_input(popped: PoppedJobs) -> PoppedJobs:
+    """The job with what its request keeps in the store. Call it after the commit; raises StoreUnavailable."""
+    if popped.jobs is None or popped.request is None or popped.transport is None:
+        return popped
+    payload = popped.request.get_pop_payload(transport=popped.transport, ttl_seconds=popped.jobs.ttl_seconds, store=r2)
+    return replace(popped, payload=payload)
 
 
 def build_pop_response(popped: PoppedJobs) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from horde.classes.kobold.processing_generation import (
     seconds_since,
 )
 from horde.classes.kobold.text_request import LenientBody, Values, WholeNumber, parse_lenient_body
+from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
 from horde.database.text_jobs import (
     Fault,
     JobFacts,
@@ -43,7 +44,7 @@ from horde.database.text_jobs import (
 from horde.database.text_status import CSAM_METADATA, get_generation_state
 from horde.database.users import Caller
 from horde.database.workers import parse_id
-from horde.db import transaction
+from horde.db import retry_deadlocks, transaction
 from horde.exceptions import BadRequest, Forbidden, NotFound
 from horde.logger import get_logger
 from horde.model_reference import get_text_model_multiplier, is_known_text_model
@@ -53,6 +54,7 @@ from horde.webhooks import queue_webhook
 logger = get_logger(__name__)
 
 MAX_METADATA_ENTRIES = 50
+UNREADABLE_INPUT = "The horde could not read the images of the request."
 
 
 class GenerationMetadata(LenientBody):
@@ -256,6 +258,23 @@ def fault(job: JobFacts, *, is_raid: bool, now: datetime) -> float:
     if outcome.is_applied and not outcome.is_fake:
         _report_fault(job, outcome)
     return 0.0
+
+
+def give_back_unreadable(job_id: UUID, now: datetime) -> None:
+    """End a chat job whose images the horde cannot read. It counts against the request, never against the worker."""
+
+    def work() -> tuple[JobFacts, Fault] | None:
+        with transaction() as session:
+            job = find_job(session, job_id)
+            if job is None or not job.is_pending:
+                return None
+            rc = ReturnCode.CHAT_IMAGE_STORAGE_UNAVAILABLE
+            TextWaitingPrompt.record_chat_refusal(session, job.wp_id, UNREADABLE_INPUT, rc)
+            return job, fault_job(session, job, is_raid=False, now=now, blames_worker=False)
+
+    ended = retry_deadlocks(work)
+    if ended is not None and ended[1].is_applied:
+        _report_fault(*ended)
 
 
 def _report_fault(job: JobFacts, outcome: Fault) -> None:

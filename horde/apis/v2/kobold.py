@@ -79,6 +79,7 @@ from horde.limiter import (
 )
 from horde.logger import get_logger
 from horde.model_reference import is_known_text_model
+from horde.r2 import StoreUnavailable
 from horde.return_codes import ReturnCode
 
 logger = get_logger(__name__)
@@ -378,6 +379,7 @@ class TextJobPop(Resource):
                 popped = popping.take_jobs(session, worker, queue, models, owner=owner, amount=body.amount, now=now)
         if popped.jobs is None and worker.maintenance:
             raise Forbidden(worker.maintenance_msg, ReturnCode.WORKER_MAINTENANCE)
+        popped = self.load_stored_input(popped, now)
         self.report_assignment(worker, popped, caller)
         return popping.build_pop_response(popped)
 
@@ -394,6 +396,20 @@ class TextJobPop(Resource):
     def validate_chat_declaration(body: dict[str, object]) -> ChatDeclaration | None:
         """The declaration of the pop, None for none; raises BadRequest with ChatDeclarationInvalid."""
         return parse_chat_declaration_fields(body)
+
+    @staticmethod
+    def load_stored_input(popped: popping.PoppedJobs, now: datetime) -> popping.PoppedJobs:
+        """Sign or read what the job's request keeps in the store: after the commit, so that no row is locked meanwhile.
+
+        A job whose images cannot be read is given back, as one is whose worker cannot fetch them. Raises
+        ServiceUnavailable then.
+        """
+        try:
+            return popping.add_stored_input(popped)
+        except StoreUnavailable as error:
+            for job_id in popped.jobs.ids if popped.jobs is not None else ():
+                submitting.give_back_unreadable(job_id, now)
+            raise ServiceUnavailable(submitting.UNREADABLE_INPUT, ReturnCode.CHAT_IMAGE_STORAGE_UNAVAILABLE) from error
 
     @staticmethod
     def report_assignment(worker: TextWorker, popped: popping.PoppedJobs, caller: Caller) -> None:

@@ -8,7 +8,7 @@ Source: docs/reference/chat_requests.md.
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
@@ -22,7 +22,7 @@ from horde_sdk.generation_parameters.text.chat_policy import (
     ChatToolChoiceMode,
     required_chat_guarantees,
 )
-from horde_sdk.worker.chat_declaration import ChatFinishReason
+from horde_sdk.worker.chat_declaration import ChatFinishReason, ChatImageTransport
 
 from horde.chat_contract import (
     WORKER_FAULT_MESSAGES,
@@ -50,6 +50,7 @@ from horde.classes.kobold._chat_context import (
 )
 from horde.classes.kobold._chat_declaration import ChatDeclaration, parse_chat_declaration_fields
 from horde.classes.kobold._chat_messages import carries_tool_turn, iter_message_texts, parse_messages, rewrite_message_texts
+from horde.classes.kobold._chat_objects import ChatMessagesOffload, build_offload
 from horde.classes.kobold._chat_params import (
     check_choice_count,
     check_known_keys,
@@ -93,6 +94,7 @@ __all__ = [
     "MAX_CHAT_FAULT_REASON_LENGTH",
     "OPERATION_FINGERPRINT_EXCLUDED_HORDE_KEYS",
     "ChatDeclaration",
+    "ChatMessagesOffload",
     "ChatRequest",
     "ChatSubmission",
     "ChatWorkerTargeting",
@@ -101,6 +103,7 @@ __all__ = [
     "VerifiedChatReply",
     "build_chat_extras",
     "build_chat_job_payload",
+    "build_chat_messages_offload",
     "build_chat_request_traits",
     "build_operation_fingerprint",
     "build_stored_chat_extras",
@@ -123,6 +126,7 @@ __all__ = [
     "parse_chat_submission",
     "required_chat_features",
     "rewrite_message_texts",
+    "select_chat_transport",
     "size_chat_context",
     "streams_progress",
     "truncate_oldest_messages",
@@ -398,15 +402,49 @@ def build_chat_job_payload(
     chat_extras: Mapping[str, Any] | None,
     max_length: int,
     max_context_length: int,
+    messages_url: str | None = None,
 ) -> JsonObject:
-    """The payload of a chat job. Every sampling key is present, so that a worker's own defaults never apply."""
-    payload: JsonObject = {"messages": list(messages), **build_worker_chat_extras(chat_extras)}
+    """The payload of a chat job, with the messages or the URL of them.
+
+    Every sampling key is present, so that a worker's own defaults never apply.
+    """
+    payload: JsonObject = {"messages": list(messages)} if messages_url is None else {"messages_url": messages_url}
+    payload |= build_worker_chat_extras(chat_extras)
     payload |= {key: text_params.get(key, default) for key, default in CHAT_SAMPLING_DEFAULTS.items()}
     payload |= {key: text_params[key] for key in ("stop_sequence", "seed", "reasoning_effort") if key in text_params}
     payload |= {"max_length": max_length, "max_context_length": max_context_length, "n": 1}
     if streams_progress(chat_extras):
         payload[CHAT_STREAM_PROGRESS_KEY] = True
     return payload
+
+
+def select_chat_transport(
+    image_transports: Collection[str], *, has_images: bool, is_offloaded: bool
+) -> ChatImageTransport | None:
+    """How a worker with this declaration gets the images or the whole messages of a request; None sends them inline.
+
+    A request that is stored whole goes that way to whoever can fetch it, with or without images.
+    """
+    if is_offloaded and ChatImageTransport.MESSAGES_URL.value in image_transports:
+        return ChatImageTransport.MESSAGES_URL
+    if not has_images:
+        return None
+    return ChatImageTransport.URL if ChatImageTransport.URL.value in image_transports else ChatImageTransport.BASE64
+
+
+def build_chat_messages_offload(
+    request_id: UUID,
+    messages: Sequence[JsonObject],
+    jpegs: Mapping[str, bytes],
+    *,
+    largest_inline_bytes: int,
+    packs: bool,
+) -> ChatMessagesOffload | None:
+    """The messages as one object, when they are above the threshold as a base64 worker receives them; else None.
+
+    `messages` are as stored, with references; `jpegs` are the stored images by key. Sizes are bytes of compact JSON.
+    """
+    return build_offload(request_id, messages, jpegs, largest_inline_bytes=largest_inline_bytes, packs=packs)
 
 
 def build_operation_fingerprint(chat: ChatRequest) -> str:

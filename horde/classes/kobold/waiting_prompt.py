@@ -2,23 +2,51 @@
 """Text and chat requests."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
-from typing import Any
+from functools import partial
+from typing import Any, Final, Protocol
 from uuid import UUID
 
-from sqlalchemy import CHAR, Boolean, DateTime, Float, Index, Integer, String, Text, Uuid, bindparam, func, update
+from horde_sdk.worker.chat_declaration import ChatImageTransport
+from sqlalchemy import (
+    CHAR,
+    Boolean,
+    DateTime,
+    Float,
+    Index,
+    Integer,
+    String,
+    Text,
+    Uuid,
+    bindparam,
+    delete,
+    func,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import Mapped, Session, mapped_column
 from sqlalchemy.sql.elements import Grouping
 
+from horde import metrics, r2, redis_ctrl
+from horde.chat_contract import JsonObject, count_image_parts
 from horde.classes.base.waiting_prompt import LIVE, QUEUE_RANK, TerminalOutcome, WaitingPrompt
+from horde.classes.kobold._chat_objects import (
+    build_chat_messages_key,
+    build_jpeg_url,
+    list_stored_chat_object_keys,
+    replace_stored_images,
+)
 from horde.classes.kobold.chat_request import (
     CHAT_WORKER_FAULT_MESSAGES,
     MAX_CHAT_FAULT_REASON_LENGTH,
     build_chat_job_payload,
+    select_chat_transport,
 )
 from horde.classes.kobold.pricing import (
     AllowanceLimits,
@@ -27,8 +55,32 @@ from horde.classes.kobold.pricing import (
     compute_upfront_estimate,
 )
 from horde.classes.kobold.worker import TextWorker
-from horde.db import table_of
+from horde.db import after_commit, table_of
+from horde.logger import get_logger
+from horde.redis_ctrl import RedisUnavailable
 from horde.return_codes import ReturnCode
+
+logger = get_logger(__name__)
+
+MIN_CHAT_IMAGE_URL_SECONDS: Final = 600  # a worker may fetch late in a job that its progress renews
+CHAT_MESSAGES_URL_SECONDS: Final = 120  # fetched right after the pop; a leaked URL is soon worth nothing
+
+CHAT_IMAGE_DELETE_RETRY_KEY: Final = "horde:chat:image_delete_retry"
+MAX_CHAT_IMAGE_DELETE_RETRY_KEYS: Final = 100_000
+CHAT_IMAGE_DELETES_A_TICK: Final = 1000
+
+QUEUE_DELETES_SCRIPT: Final = """
+local room = tonumber(ARGV[1]) - redis.call('SCARD', KEYS[1])
+local left = {}
+for i = 2, #ARGV do
+    if room > 0 then
+        room = room - redis.call('SADD', KEYS[1], ARGV[i])
+    elseif redis.call('SISMEMBER', KEYS[1], ARGV[i]) == 0 then
+        left[#left + 1] = ARGV[i]
+    end
+end
+return left
+"""
 
 # What a text job's payload carries when the client did not say: the schema's defaults for these six keys alone.
 TEXT_PAYLOAD_DEFAULTS: dict[str, Any] = {
@@ -65,6 +117,14 @@ class OperationKeyClaim:
 
     key: UUID
     fingerprint: str
+
+
+class ObjectStore(Protocol):
+    """What a job's input needs of the store; `horde.r2` has it."""
+
+    def get_object(self, key: str) -> bytes: ...
+
+    def sign_download_url(self, key: str, lifetime_seconds: int) -> str: ...
 
 
 class TextWaitingPrompt(WaitingPrompt):
@@ -136,26 +196,70 @@ class TextWaitingPrompt(WaitingPrompt):
         payload = {key: value for key, value in params.items() if key != "n"}
         return payload | {"max_length": max_length, "max_context_length": max_context_length}
 
-    def get_pop_payload(self) -> dict[str, Any]:
-        """The payload a worker gets with a job of this request."""
-        if self.is_chat:
-            return build_chat_job_payload(
-                messages=self.messages or [],
-                text_params=self.gen_payload,
-                chat_extras=self.chat_extras,
-                max_length=self.max_length,
-                max_context_length=self.max_context_length,
-            )
-        return TEXT_PAYLOAD_DEFAULTS | self.gen_payload | {"prompt": self.prompt, "n": 1}
+    def get_pop_payload(
+        self, *, transport: ChatImageTransport | None = None, ttl_seconds: int = 0, store: ObjectStore | None = None
+    ) -> dict[str, Any]:
+        """The payload a worker gets with a job of this request.
+
+        With a transport it asks `store` for what lies there, so it has to run after the commit of the assignment.
+        Raises StoreUnavailable then.
+        """
+        if not self.is_chat:
+            return TEXT_PAYLOAD_DEFAULTS | self.gen_payload | {"prompt": self.prompt, "n": 1}
+        messages, messages_url = self.messages or [], None
+        if transport is not None and store is not None:
+            if transport is ChatImageTransport.MESSAGES_URL:
+                messages_url = store.sign_download_url(build_chat_messages_key(self.id), CHAT_MESSAGES_URL_SECONDS)
+            else:
+                messages = self.build_worker_messages(transport, ttl_seconds, store)
+        return build_chat_job_payload(
+            messages=messages,
+            messages_url=messages_url,
+            text_params=self.gen_payload,
+            chat_extras=self.chat_extras,
+            max_length=self.max_length,
+            max_context_length=self.max_context_length,
+        )
+
+    def build_worker_messages(self, transport: ChatImageTransport, ttl_seconds: int, store: ObjectStore) -> list[JsonObject]:
+        """The messages with each image as the worker declared it: a signed URL, or the stored JPEG itself.
+
+        URLs hold for the job's TTL and for ten minutes at least. Raises StoreUnavailable.
+        """
+        lifetime_seconds = max(ttl_seconds, MIN_CHAT_IMAGE_URL_SECONDS)
+
+        def build_url(key: str) -> str:
+            if transport is ChatImageTransport.URL:
+                return store.sign_download_url(key, lifetime_seconds)
+            return build_jpeg_url(store.get_object(key))
+
+        return replace_stored_images(self.messages or [], build_url)
+
+    def select_transport(self, worker: TextWorker) -> ChatImageTransport | None:
+        """How this worker gets what of the request lies in the store; None for a job that is whole by itself."""
+        if not self.is_chat:
+            return None
+        return select_chat_transport(
+            worker.image_transports or (),
+            has_images=count_image_parts(self.messages or []) > 0,
+            is_offloaded=self.chat_messages_offloaded,
+        )
 
     def get_generation_assignment(self, worker: TextWorker) -> dict[str, Any]:
         """What a job remembers of the declaration it was assigned under, so that a later one does not redefine it."""
         if not self.is_chat:
-            return {"assigned_model": None, "assigned_max_context_length": None, "assigned_max_length": None}
+            return {
+                "assigned_model": None,
+                "assigned_max_context_length": None,
+                "assigned_max_length": None,
+                "image_transport": None,
+            }
+        transport = self.select_transport(worker)
         return {
             "assigned_model": worker.chat_model_id,
             "assigned_max_context_length": worker.chat_max_context_length,
             "assigned_max_length": worker.chat_max_length,
+            "image_transport": None if transport is None else transport.value,
         }
 
     @staticmethod
@@ -176,6 +280,31 @@ class TextWaitingPrompt(WaitingPrompt):
             "fingerprint": None if claim is None else claim.fingerprint,
         }
         return session.scalar(_ACTIVATE, values) is not None
+
+    @staticmethod
+    def delete(session: Session, request_ids: Sequence[UUID], *, only_inactive: bool = False) -> int:
+        """Delete requests with their jobs; their stored objects go once the caller's transaction is committed.
+
+        How many it deleted. With `only_inactive` those that a worker may have seen are left alone.
+        """
+        if not request_ids:
+            return 0
+        rows = requests.c
+        condition = rows.id.in_(request_ids) & ~rows.active if only_inactive else rows.id.in_(request_ids)
+        deleted = session.execute(
+            delete(requests).where(condition).returning(rows.id, rows.is_chat, _IMAGE_URLS, rows.chat_messages_offloaded)
+        ).all()
+        keys = _list_object_keys(deleted)
+        if keys:
+            after_commit(session, partial(delete_stored_chat_images, keys))
+        return len(deleted)
+
+    @staticmethod
+    def list_object_keys(session: Session, request_ids: Sequence[UUID]) -> list[str]:
+        """Keys of the stored objects of these requests: images and messages. No messages are loaded for it."""
+        rows = requests.c
+        statement = select(rows.id, rows.is_chat, _IMAGE_URLS, rows.chat_messages_offloaded)
+        return _list_object_keys(session.execute(statement.where(rows.id.in_(request_ids), rows.is_chat)).all())
 
     @staticmethod
     def cancel(session: Session, wp_id: UUID, now: datetime) -> bool:
@@ -212,6 +341,9 @@ class TextWaitingPrompt(WaitingPrompt):
 
 requests = table_of(TextWaitingPrompt)
 
+# Postgres picks the URLs out. In lax mode a path passes over messages whose content is a string.
+_IMAGE_URLS = func.jsonb_path_query_array(requests.c.messages, text("'$[*].content[*].image_url.url'")).label("image_urls")
+
 _ACTIVATE = (
     update(requests)
     .where(requests.c.id == bindparam("wp_id"), ~requests.c.active, requests.c.expiry > bindparam("now", type_=DateTime))
@@ -224,6 +356,78 @@ _ACTIVATE = (
     )
     .returning(requests.c.id)
 )
+
+
+def _list_object_keys(rows: Sequence[Any]) -> list[str]:
+    keys: list[str] = []
+    for wp_id, is_chat, image_urls, is_offloaded in rows:
+        if is_chat:
+            keys.extend(list_stored_chat_object_keys(wp_id, image_urls or (), is_offloaded=is_offloaded))
+    return keys
+
+
+def delete_stored_chat_images(keys: Sequence[str]) -> None:
+    """Delete objects whose request is gone; those the store keeps wait in the retry set. Best effort.
+
+    Call it after the commit. A key for which neither works is logged, and its object may stay for ever.
+    """
+    kept = r2.delete_objects(keys)
+    metrics.store_deletes.add(len(keys) - len(kept), {"horde.outcome": "deleted"})
+    lost = queue_chat_image_deletes(kept)
+    metrics.store_deletes.add(len(kept) - len(lost), {"horde.outcome": "queued"})
+    if lost:
+        metrics.store_deletes.add(len(lost), {"horde.outcome": "lost"})
+        logger.error("horde.store.delete_lost", extra={"keys": lost})
+    _forget_queued_deletes(sorted(set(keys) - set(kept)))
+
+
+def queue_chat_image_deletes(keys: Sequence[str]) -> list[str]:
+    """Let keys wait for `retry_chat_image_deletes`. Those that found no place: all of them while Redis is away."""
+    lost: list[str] = []
+    for start in range(0, len(keys), CHAT_IMAGE_DELETES_A_TICK):
+        part = list(keys[start : start + CHAT_IMAGE_DELETES_A_TICK])
+        arguments: list[str | int | float] = [MAX_CHAT_IMAGE_DELETE_RETRY_KEYS, *part]
+        try:
+            left = redis_ctrl.run_script(QUEUE_DELETES_SCRIPT, [CHAT_IMAGE_DELETE_RETRY_KEY], arguments, redis_ctrl.cache_db)
+        except RedisUnavailable:
+            left = part
+        lost.extend(left if isinstance(left, list) else part)
+    return lost
+
+
+def retry_chat_image_deletes() -> int:
+    """Try some of the waiting keys again, drawn at random so that a stubborn one holds up no other; how many went.
+
+    Two at once do no harm: a missing object counts as deleted.
+    """
+    try:
+        drawn = redis_ctrl.call(
+            redis_ctrl.cache_db, lambda client: client.srandmember(CHAT_IMAGE_DELETE_RETRY_KEY, CHAT_IMAGE_DELETES_A_TICK)
+        )
+    except RedisUnavailable:
+        return 0
+    keys = [str(key) for key in drawn] if isinstance(drawn, list) else []
+    kept = set(r2.delete_objects(keys))
+    deleted = [key for key in keys if key not in kept]
+    metrics.store_deletes.add(len(deleted), {"horde.outcome": "deleted"})
+    _forget_queued_deletes(deleted)
+    return len(deleted)
+
+
+def count_queued_chat_image_deletes() -> int | None:
+    """How many keys wait for their deletion; None while Redis is away."""
+    try:
+        count = redis_ctrl.call(redis_ctrl.cache_db, lambda client: client.scard(CHAT_IMAGE_DELETE_RETRY_KEY))
+    except RedisUnavailable:
+        return None
+    return count if isinstance(count, int) else 0
+
+
+def _forget_queued_deletes(keys: Sequence[str]) -> None:
+    """Take keys out of the retry set; one that stays in it is deleted once more, which changes nothing."""
+    if keys:
+        with suppress(RedisUnavailable):
+            redis_ctrl.call(redis_ctrl.cache_db, lambda client: client.srem(CHAT_IMAGE_DELETE_RETRY_KEY, *keys))
 
 
 def _write_fault(session: Session, wp_id: UUID, message: str, rc: ReturnCode) -> None:

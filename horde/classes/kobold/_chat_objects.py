@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+"""What a chat request keeps in the object store: the keys, the references in its messages, and what workers get for them."""
+
+import base64
+import gzip
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+from uuid import UUID
+
+from horde.chat_contract import JsonObject, build_compact_json
+from horde.r2 import CHAT_MESSAGES_SUFFIX
+
+STORED_IMAGE_SCHEME: Final = "horde-r2://"
+JPEG_URL_PREFIX: Final = "data:image/jpeg;base64,"
+# Base64 of images shrinks by a quarter at every level, and text by most of what it can.
+GZIP_LEVEL: Final = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatMessagesOffload:
+    """The messages of a request as one object; the body is packed when `is_gzipped`."""
+
+    key: str
+    body: bytes = field(repr=False)
+    is_gzipped: bool
+
+
+def build_chat_image_key(request_id: UUID, index: int) -> str:
+    """The key of a request's image; the images of a request are counted from 0."""
+    return f"{request_id}_chat_{index}.jpg"
+
+
+def build_chat_image_reference(key: str) -> str:
+    """What stands in a stored message instead of the image's URL."""
+    return f"{STORED_IMAGE_SCHEME}{key}"
+
+
+def build_chat_messages_key(request_id: UUID) -> str:
+    """The key of a request's offloaded messages."""
+    return f"{request_id}{CHAT_MESSAGES_SUFFIX}"
+
+
+def list_stored_chat_object_keys(request_id: UUID, image_urls: Iterable[str], *, is_offloaded: bool) -> list[str]:
+    """Every key that a request names, by the URLs of its image parts as they are stored."""
+    keys = [url.removeprefix(STORED_IMAGE_SCHEME) for url in image_urls if url.startswith(STORED_IMAGE_SCHEME)]
+    return [*keys, build_chat_messages_key(request_id)] if is_offloaded else keys
+
+
+def list_image_urls(messages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The URL of every image part, in order."""
+    return [part["image_url"]["url"] for part in _iter_image_parts(messages)]
+
+
+def replace_stored_images(messages: Sequence[JsonObject], build_url: Callable[[str], str]) -> list[JsonObject]:
+    """Copies of the messages whose references became what `build_url` makes of their key."""
+
+    def replace(part: JsonObject) -> JsonObject:
+        if part["type"] != "image_url" or not part["image_url"]["url"].startswith(STORED_IMAGE_SCHEME):
+            return part
+        url = build_url(part["image_url"]["url"].removeprefix(STORED_IMAGE_SCHEME))
+        return part | {"image_url": part["image_url"] | {"url": url}}
+
+    return [
+        message | {"content": [replace(part) for part in message["content"]]}
+        if isinstance(message.get("content"), list)
+        else message
+        for message in messages
+    ]
+
+
+def build_jpeg_url(jpeg: bytes) -> str:
+    """A stored image as workers without `url` get it."""
+    return JPEG_URL_PREFIX + base64.b64encode(jpeg).decode("ascii")
+
+
+def count_inlined_bytes(messages: Sequence[JsonObject], image_sizes: Mapping[str, int]) -> int:
+    """The bytes of `build_inlined_messages`, without making them. Sizes are those of the JPEGs by key."""
+    text = len(build_compact_json(messages).encode())
+    for url in list_image_urls(messages):
+        size = image_sizes[url.removeprefix(STORED_IMAGE_SCHEME)]
+        text += len(JPEG_URL_PREFIX) + 4 * -(-size // 3) - len(url)
+    return text
+
+
+def build_inlined_messages(messages: Sequence[JsonObject], jpegs: Mapping[str, bytes]) -> bytes:
+    """The messages as a base64 worker receives them, as compact JSON; `jpegs` are by key.
+
+    The images are written between the pieces of the JSON, so that 25 MiB of them are never held as text as well.
+    """
+    text = build_compact_json(messages).encode()
+    body = bytearray()
+    position = 0
+    for url in list_image_urls(messages):
+        # Quoted text of the requester cannot look like this: in it every quotation mark is escaped.
+        reference = f'"url":"{url}"'.encode()
+        found = text.index(reference, position)
+        body += text[position:found]
+        body += f'"url":"{JPEG_URL_PREFIX}'.encode()
+        body += base64.b64encode(jpegs[url.removeprefix(STORED_IMAGE_SCHEME)])
+        body += b'"'
+        position = found + len(reference)
+    body += text[position:]
+    return bytes(body)
+
+
+def build_offload(
+    request_id: UUID, messages: Sequence[JsonObject], jpegs: Mapping[str, bytes], *, largest_inline_bytes: int, packs: bool
+) -> ChatMessagesOffload | None:
+    """The object for messages above the threshold; None for those that stay inline."""
+    if count_inlined_bytes(messages, {key: len(jpeg) for key, jpeg in jpegs.items()}) <= largest_inline_bytes:
+        return None
+    body = build_inlined_messages(messages, jpegs)
+    packed = gzip.compress(body, GZIP_LEVEL, mtime=0) if packs else body
+    is_gzipped = len(packed) < len(body)
+    return ChatMessagesOffload(
+        key=build_chat_messages_key(request_id), body=packed if is_gzipped else body, is_gzipped=is_gzipped
+    )
+
+
+def _iter_image_parts(messages: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, list):
+            yield from (part for part in content if part["type"] == "image_url")
