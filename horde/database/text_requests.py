@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ARRAY, Integer, Select, Text, any_, bindparam, cast, func, insert, select
+from sqlalchemy import ARRAY, Integer, Select, Text, any_, bindparam, cast, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from horde.classes.base.kudos import upfront_hold_id
@@ -211,6 +211,11 @@ def activate_text_request(
     if sharedkey_id is not None:
         charge_shared_key(session, sharedkey_id, tax)
     return True
+
+
+def mark_messages_offloaded(session: Session, wp_id: UUID) -> None:
+    """Note on a request that its messages are one object too, before that is stored: then the object goes with the row."""
+    session.execute(update(requests).where(requests.c.id == wp_id).values(chat_messages_offloaded=True))
 
 
 def delete_inactive_request(session: Session, wp_id: UUID, now: datetime) -> None:

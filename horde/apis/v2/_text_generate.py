@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from horde.apis.requests import get_client_address, get_client_agent, get_config, is_proxied
 from horde.classes.kobold.pricing import compute_activation_tax, round_quote
-from horde.classes.kobold.waiting_prompt import OperationKeyClaim, TextWaitingPrompt
+from horde.classes.kobold.waiting_prompt import OperationKeyClaim, TextWaitingPrompt, delete_stored_chat_images
 from horde.classes.kobold.worker import TextRequestFacts
 from horde.database.addresses import check_address_timeout
 from horde.database.functions import (
@@ -168,10 +168,11 @@ def store(session: Session, stored: StoredRequest, content: RequestContent, now:
     insert_text_request(session, stored.id, new, now)
 
 
-def activate(stored: StoredRequest, *, claim: OperationKeyClaim | None, now: datetime) -> None:
+def activate(stored: StoredRequest, *, claim: OperationKeyClaim | None, now: datetime, object_keys: Sequence[str] = ()) -> None:
     """Show the stored request to the workers, in a transaction of its own that a deadlock repeats.
 
-    Raises IntegrityError when another request of the user claimed the key first; the row and its hold are then gone.
+    `object_keys` are what the store has of it. Raises IntegrityError when another request of the user claimed the key
+    first; the row, its hold and its objects are then gone.
     """
     submitter = stored.admission.submitter
 
@@ -195,6 +196,8 @@ def activate(stored: StoredRequest, *, claim: OperationKeyClaim | None, now: dat
             delete_inactive_request(session, stored.id, now)
         raise
     if not is_active:
+        if object_keys:  # the cleaner took the row for abandoned, perhaps before all of them were stored
+            delete_stored_chat_images(object_keys)
         raise ServiceUnavailable("The request could not be queued. Try again.")
     remember_availability(stored.id, stored.availability)
 

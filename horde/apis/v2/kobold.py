@@ -5,9 +5,10 @@ Each method is the list of its steps in the order in which they may refuse; the 
 Source: docs/reference/text_requests.md and docs/reference/chat_requests.md.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
+from uuid import UUID
 
 from flask_restx import Api, Namespace, Resource
 from sqlalchemy.exc import DBAPIError, IntegrityError
@@ -27,9 +28,11 @@ from horde.chat_progress import PostOutcome, cancel_progress_streams
 from horde.chat_signal import ChatEvent, publish_chat_event
 from horde.classes.kobold.chat_request import (
     ChatDeclaration,
+    ChatMessagesOffload,
     ChatRequest,
     ChatSubmission,
     SubmissionState,
+    build_chat_messages_offload,
     build_worker_targeting,
     check_submitted_model,
     check_text_job_submission,
@@ -54,7 +57,13 @@ from horde.database.stats import get_horde_modes
 from horde.database.text_admission import Submitter
 from horde.database.text_functions import find_chat_operation_claim, is_chat_model_served
 from horde.database.text_jobs import JobFacts, find_job, record_job_refusal
-from horde.database.text_requests import RequestContent, cancel_text_request, require_worker_ids
+from horde.database.text_requests import (
+    RequestContent,
+    cancel_text_request,
+    delete_inactive_request,
+    mark_messages_offloaded,
+    require_worker_ids,
+)
 from horde.database.text_status import build_text_status, require_request_progress
 from horde.database.users import Caller, build_lease_key_of, find_caller
 from horde.db import reading, transaction
@@ -79,7 +88,7 @@ from horde.limiter import (
 )
 from horde.logger import get_logger
 from horde.model_reference import is_known_text_model
-from horde.r2 import StoreUnavailable
+from horde.r2 import StoreUnavailable, upload_chat_messages, upload_source_image
 from horde.return_codes import ReturnCode
 
 logger = get_logger(__name__)
@@ -89,6 +98,7 @@ accepted, quote = shapes.build_accepted(namespace), shapes.build_quote(namespace
 text_status, chat_status = shapes.build_text_status(namespace), shapes.build_chat_status(namespace)
 
 INVALID_KEY = "No user matching sent API Key. Have you remembered to register?"
+STORE_AWAY = "The images or messages of the request could not be stored. Nothing was charged. Try again later."
 RECORDED_REFUSALS = frozenset(
     {ReturnCode.CHAT_SUBMIT_INVALID, ReturnCode.CHAT_SUBMIT_NONCONFORMANT, ReturnCode.CHAT_MODEL_MISMATCH}
 )
@@ -224,9 +234,11 @@ class ChatAsyncGenerate(Resource):
             stored = generate.admit(session, submitter, facts, n=1, allow_downgrade=False, is_dry_run=chat.horde.dry_run, now=now)
             if chat.horde.dry_run:
                 return chatting.answer_chat_dry_run(chat, sized, stored), 200
-            generate.store(session, stored, chatting.build_content(chat, sized, worker_ids), now)
+            content = chatting.build_content(chat, sized, worker_ids)
+            generate.store(session, stored, content, now)
         chatting.count_adjustments(chat, sized)
-        repeated = self.activate_waiting_prompt(stored, submitter, claim, now)
+        object_keys = self.store_objects(stored, content.messages or [], {}, now)
+        repeated = self.activate_waiting_prompt(stored, submitter, claim, now, object_keys)
         if repeated is not None:
             return repeated, 200
         return generate.build_accepted(stored, is_raid=is_raid), 202
@@ -249,13 +261,66 @@ class ChatAsyncGenerate(Resource):
             message = f"No worker is currently serving the model '{chat.models[0]}'."
         raise Forbidden(message, ReturnCode.NO_ELIGIBLE_WORKER)
 
+    @classmethod
+    def store_objects(
+        cls, stored: generate.StoredRequest, messages: list[dict[str, Any]], jpegs: Mapping[str, bytes], now: datetime
+    ) -> list[str]:
+        """Put the images and the offloaded messages of an inactive request into the store; the keys.
+
+        `messages` are as stored, `jpegs` by key. When the store is away the request is taken back with whatever was
+        stored of it, and nothing is charged. Raises ServiceUnavailable then.
+        """
+        offload = cls.prepare_messages_offload(stored.id, messages, jpegs)
+        try:
+            cls.upload_source_images(jpegs)
+            if offload is not None:
+                upload_chat_messages(offload.key, offload.body, is_gzipped=offload.is_gzipped)
+        except StoreUnavailable as error:
+            with transaction() as session:
+                delete_inactive_request(session, stored.id, now)
+            raise ServiceUnavailable(STORE_AWAY, ReturnCode.CHAT_IMAGE_STORAGE_UNAVAILABLE) from error
+        return [*jpegs, *([] if offload is None else [offload.key])]
+
+    @staticmethod
+    def prepare_messages_offload(
+        wp_id: UUID, messages: list[dict[str, Any]], jpegs: Mapping[str, bytes]
+    ) -> ChatMessagesOffload | None:
+        """The messages as one object, when the horde is set so and they are large; the row says so before it is stored."""
+        config = get_config()
+        if not config.chat_messages_offload_enabled:
+            return None
+        offload = build_chat_messages_offload(
+            wp_id,
+            messages,
+            jpegs,
+            largest_inline_bytes=config.chat_messages_offload_bytes,
+            packs=config.chat_messages_offload_gzip,
+        )
+        if offload is not None:
+            with transaction() as session:
+                mark_messages_offloaded(session, wp_id)
+        return offload
+
+    @staticmethod
+    def upload_source_images(jpegs: Mapping[str, bytes]) -> None:
+        """Store the images of a request, by key. Raises StoreUnavailable at the first that fails."""
+        for key, jpeg in jpegs.items():
+            upload_source_image(key, jpeg)
+
     @staticmethod
     def activate_waiting_prompt(
-        stored: generate.StoredRequest, submitter: Submitter, claim: OperationKeyClaim | None, now: datetime
+        stored: generate.StoredRequest,
+        submitter: Submitter,
+        claim: OperationKeyClaim | None,
+        now: datetime,
+        object_keys: Sequence[str] = (),
     ) -> dict[str, Any] | None:
-        """Activate a stored request; the loser of a race for its key gets the winner's answer, else None."""
+        """Activate a stored request; the loser of a race for its key gets the winner's answer, else None.
+
+        Whoever fails for good leaves none of `object_keys` behind.
+        """
         try:
-            generate.activate(stored, claim=claim, now=now)
+            generate.activate(stored, claim=claim, now=now, object_keys=object_keys)
         except IntegrityError:
             if claim is None:
                 raise
