@@ -329,6 +329,11 @@ class ScriptedWorker:
         """Hand in a reply, whatever the answer."""
         return self.api.post("/generate/text/submit", build_reply(job, text), self.key)
 
+    def post_progress(self, job_id: str, seq: int, content: str) -> Answer:
+        """Post what was generated since the previous post, whatever the answer."""
+        body = {"id": job_id, "seq": seq, "delta": {"content": content}}
+        return self.api.post("/generate/text/progress", body, self.key)
+
     def submit(self, job: Mapping[str, Any], text: str = "blue") -> float:
         """Hand in a reply that has to be taken. Returns the reward."""
         answer = self.post_reply(job, text)

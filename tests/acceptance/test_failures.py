@@ -252,6 +252,7 @@ def test_without_redis_everything_but_progress_works(
     for request_id in known[1:]:
         horde.api.http.delete(f"/generate/chat/status/{request_id}")
     waiting = known[0]
+    streamed_id, streamed = take_streamed_job(horde, client, owner, f"streaming {way}")
     if way == "stopped":
         services.stop("valkey", signal.SIGKILL)
     else:
@@ -260,6 +261,9 @@ def test_without_redis_everything_but_progress_works(
         uncompleted = count_uncompleted_jobs(horde, worker)
         seconds, queued = time_calls(lambda: horde.api.queue_chat(client.key, worker.model))
         assert seconds < quick
+        seconds, posts = time_calls(lambda: streamed.post_progress(streamed_id, 2, "ue"))
+        assert seconds < quick
+        assert {(post.status_code, post.json()["rc"]) for post in posts} == {(503, "ChatProgressUnavailable")}
         seconds, jobs = time_calls(worker.require_job)
         assert seconds < quick
         seconds, rewards = time_calls(lambda: worker.submit(jobs.pop()))
@@ -277,6 +281,13 @@ def test_without_redis_everything_but_progress_works(
         else:
             services.send("valkey", signal.SIGCONT)
 
+    progress = retry(lambda: streamed.post_progress(streamed_id, 2, "ue"), threading.Event())
+    assert progress is not None
+    if way == "stopped":  # the lease is lost, the job is not
+        assert (progress.status_code, progress.json()["rc"]) == (404, "ChatProgressNotStreaming")
+    else:
+        assert progress.status_code == 200, progress.text
+    streamed.submit({"id": streamed_id, "model": streamed.model, "chat": True})
     # The jobs went to the oldest 20 of 21 requests.
     assert {status["finished"] for status in statuses} == {1}
     worker.submit(worker.require_job())
@@ -284,6 +295,17 @@ def test_without_redis_everything_but_progress_works(
     for request_id in [waiting, *queued]:
         assert horde.api.get_status("chat", request_id)["finished"] == 1
     assert horde.audit()["discrepancies"] == []
+
+
+def take_streamed_job(horde: Horde, client: Account, owner: Account, name: str) -> tuple[str, ScriptedWorker]:
+    """The id of a streamed job of which one post was accepted, and its worker, which serves a model of its own."""
+    worker = make_worker(horde, owner, name)
+    horde.api.queue_chat(client.key, worker.model, stream=True)
+    job = worker.require_job()
+    assert job["payload"]["stream_progress"] is True
+    answer = worker.post_progress(job["id"], 1, "Bl")
+    assert answer.json() == {"accepted_seq": 1, "cancelled": False}
+    return job["id"], worker
 
 
 def time_calls[T](call: Callable[[], T], count: int = 20) -> tuple[float, list[T]]:

@@ -34,6 +34,7 @@ from tests.integration._fake_chat_worker import (
     build_chat_submit_body,
     build_faulted_chat_submit_body,
     build_pop_body,
+    build_progress_body,
     build_tool,
 )
 from tests.integration.rows import SECRET, make_user, own_horde
@@ -165,11 +166,13 @@ class FuzzHorde:
             {"tools": [tool], "parallel_tool_calls": False},
             {"response_format": STRICT_FORMAT},
             {"response_format": {"type": "json_object"}},
+            {"stream": True},
         )
         self.chat_jobs, self.requests = [], []
         for kind in kinds:
             self.requests.append(chat.queue(messages=prompt, max_tokens=64, **kind))
             self.chat_jobs.append(chat.take(**declared)["id"])
+        self.streamed_job = self.chat_jobs[-1]
         worker = {"name": "text worker", "models": [KNOWN], "max_length": 512, "max_context_length": 4096}
         self.text_pop = worker | {"bridge_agent": KCPP_AGENT, "threads": 20, "nsfw": True, "amount": 1}
         asked = chat.post("/generate/text/pop", self.text_pop, chat.owner_key)
@@ -254,12 +257,15 @@ class FuzzHorde:
         yield "/api/v2/generate/text/submit", build_chat_submit_body(job_id, f'{{"a":"{MARKER}"}}', **reply | counts)
         yield "/api/v2/generate/text/submit", build_chat_submit_body(job_id, '{"a":"aaa"}')
         yield "/api/v2/generate/text/submit", build_faulted_chat_submit_body(job_id, fault_reason="prompt_overflow")
+        for streamed in (self.streamed_job, job_id):
+            yield "/api/v2/generate/text/progress", build_progress_body(streamed, 1, MARKER, MARKER)
+        yield "/api/v2/generate/text/progress", build_progress_body(self.streamed_job, 2, MARKER)
         entry = {"type": "information", "value": "nsfw", "ref": "a"}
         submit = {"id": text_job, "generation": MARKER, "state": "ok", "seed": 1, "gen_metadata": [entry]}
         yield "/api/v2/generate/text/submit", submit
         named = {"<model-name>": MODEL, "<job-id>": job_id, "<worker-name>": "chat worker", "<bridge-agent>": KCPP_AGENT}
         for entry in json.loads(WIRE_EXAMPLES.read_text()):
-            if entry["kind"] == "request" and "progress" not in entry["path"]:
+            if entry["kind"] == "request":
                 yield entry["path"], fill(entry["body"], named)
 
     def strike(self, attack: Attack) -> TestResponse | None:

@@ -215,6 +215,39 @@ def test_a_fault(horde: ChatHorde) -> None:
     assert answer.json == BODIES["Fault response", "response"]
 
 
+def test_progress(horde: ChatHorde) -> None:
+    pop_as_published(horde)
+    request_id = horde.queue(stream=True)
+    job_id = pop_as_published(horde)["id"]
+
+    def post(**changes: Any) -> Any:
+        return horde.post("/generate/text/progress", request("Progress post", job_id=job_id) | changes, horde.owner_key)
+
+    accepted = post()
+    assert (accepted.status_code, accepted.json) == (200, BODIES["Progress accepted", "response"])
+    skipping = post(seq=3)
+    published = fill_text(BODIES["Progress out of sequence", "response"], "<job-id>", job_id)
+    assert (skipping.status_code, skipping.json) == (409, published)
+    assert horde.cancel(request_id).status_code == 200
+    told = post(seq=2)
+    assert (told.status_code, told.json) == (200, BODIES["Progress after a cancel", "response"])
+
+
+def test_a_cancel_answers_with_the_status_before_it(horde: ChatHorde) -> None:
+    pop_as_published(horde)
+    request_id = horde.queue(max_tokens=64)
+    before = horde.status(request_id)
+    answer = horde.cancel(request_id)
+    assert answer.status_code == 200
+    check_like("Status while waiting", answer.json)
+    assert answer.json == before
+
+
+def fill_text(body: dict[str, Any], placeholder: str, value: str) -> dict[str, Any]:
+    """A published body with a placeholder inside its texts replaced."""
+    return dict(json.loads(json.dumps(body).replace(placeholder, value)))
+
+
 def test_an_invalid_declaration(horde: ChatHorde) -> None:
     answer = horde.post("/generate/text/pop", build_pop_body(model_id="koboldcpp/model_Q4"), horde.owner_key)
     assert answer.status_code == 400

@@ -7,6 +7,7 @@ Each test is one report. What the other chat modules hold in full is asserted he
 import gzip
 import json
 import logging
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -15,10 +16,13 @@ from uuid import UUID, uuid4
 
 import pytest
 from flask.testing import FlaskClient
+from redis import Redis
 from sqlalchemy import func, select, update
 
 from devtools.services import ServiceAddresses
-from horde import metrics
+from horde import metrics, redis_ctrl
+from horde.chat_progress import build_lease_key
+from horde.classes.base.processing_generation import ProcessingGeneration
 from horde.classes.base.user import UserRoleTypes, UserSharedKey
 from horde.classes.base.waiting_prompt import WaitingPrompt
 from horde.clock import utcnow
@@ -27,9 +31,19 @@ from horde.database.caches import clear_all
 from horde.db import transaction
 from horde.logger import JsonFormatter
 from horde.model_reference import list_text_model_names
-from tests.integration._fake_chat_worker import MODEL, ChatHorde, build_call, build_chat_body, build_tool, chat_horde, start_anew
+from tests.integration._fake_chat_worker import (
+    MODEL,
+    ChatHorde,
+    build_call,
+    build_chat_body,
+    build_chat_submit_body,
+    build_tool,
+    chat_horde,
+    start_anew,
+)
 from tests.integration.instruments import get_reader, read_figures
 from tests.integration.rows import make_user
+from tests.integration.text_horde import change_worker, list_discrepancies, require_worker
 
 KNOWN_MODEL = list_text_model_names()[0]
 MARKER = "MARKER-7f3a"
@@ -58,6 +72,54 @@ def count_requests() -> int:
 def send_raw(horde: ChatHorde, data: bytes, content_type: str | None = "application/json", **headers: str) -> Any:
     headers = {"apikey": horde.requester_key, **headers}
     return horde.client.post("/api/v2/generate/chat/async", data=data, content_type=content_type, headers=headers)
+
+
+def read_status(horde: ChatHorde, request_id: str) -> tuple[int, int, int]:
+    """(waiting, processing, finished) of a request."""
+    status = horde.status(request_id)
+    return status["waiting"], status["processing"], status["finished"]
+
+
+def let_pass(job_id: str, seconds: float) -> None:
+    """Let a job's pop, in Postgres and on Redis, be so many seconds further in the past."""
+    with transaction() as session:
+        session.execute(
+            update(ProcessingGeneration)
+            .where(ProcessingGeneration.id == UUID(job_id))
+            .values(start_time=ProcessingGeneration.start_time - timedelta(seconds=seconds))
+        )
+
+    def age(client: Redis) -> None:
+        key = build_lease_key(job_id)
+        started = client.hget(key, "started")
+        if started is not None:
+            client.hset(key, "started", str(float(started) - seconds))  # type: ignore[arg-type]
+            client.pexpire(key, max(1, client.pttl(key) - round(seconds * 1000)))  # type: ignore[operator]
+
+    redis_ctrl.call(redis_ctrl.chat_signal_db, age)
+
+
+# FR-01
+
+
+def test_a_worker_that_overruns_is_told_the_real_limit(horde: ChatHorde) -> None:
+    horde.queue()
+    job = horde.take()
+    assert job["ttl"] == 150
+    let_pass(job["id"], 150 + 60)
+    threads.check_waiting_prompts()
+    answer = horde.reply(job["id"])
+    assert (answer.status_code, answer.json["rc"]) == (400, "AbortedGen")
+    assert "150 seconds" in answer.json["message"]
+    assert job["id"] in answer.json["message"]
+
+
+def test_a_slow_worker_gets_what_it_can_finish_in_its_lease(horde: ChatHorde) -> None:
+    change_worker("chat worker", speed=4.0)
+    horde.queue(max_tokens=512)
+    horde.take_nothing()
+    horde.queue(max_tokens=480)
+    assert horde.take()["payload"]["max_length"] == 480
 
 
 # FR-02
@@ -116,6 +178,33 @@ def test_zero_is_not_failure(horde: ChatHorde) -> None:
     assert (answer.status_code, answer.json["reward"] > 0) == (200, True)
     [shown] = horde.status(request_id)["generations"]
     assert (shown["text"], shown["message"]["content"], shown["prompt_tokens"], shown["reasoning_tokens"]) == ("", "", 0, 0)
+
+
+# FR-08
+
+
+def test_server_trouble_does_not_punish_workers(horde: ChatHorde, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redis is away for a real connection: what the clients of the process reach refuses them."""
+    held = horde.queue(stream=True)
+    streamed = horde.take()
+    doomed = horde.queue()
+    horde.cancel(doomed)
+    requests = [horde.queue(stream=True), horde.queue()]
+    away = {database: redis_ctrl.build_client("redis://127.0.0.1:1", database) for database in redis_ctrl._PURPOSES}
+    with monkeypatch.context() as trouble:
+        trouble.setattr(redis_ctrl._State, "clients", away)
+        trouble.setattr(redis_ctrl._State, "breaker", redis_ctrl.CircuitBreaker(redis_ctrl.RETRY_AFTER_SECONDS))
+        job = horde.take()
+        started = time.monotonic()
+        posts = [horde.post_progress(job_id) for job_id in (streamed["id"], job["id"]) for _ in range(10)]
+        assert time.monotonic() - started < 10  # refused at once, most without a try
+        assert {(post.status_code, post.json["rc"]) for post in posts} == {(503, "ChatProgressUnavailable")}
+        assert horde.reply(job["id"]).json["reward"] > 0
+        assert horde.reply(streamed["id"]).json["reward"] > 0
+        assert horde.cancel(requests[1]).status_code == 200
+    assert [read_status(horde, request_id) for request_id in (held, requests[0])] == [(0, 0, 1)] * 2
+    assert require_worker("chat worker").uncompleted_jobs == 0
+    assert list_discrepancies() == ()
 
 
 # FR-09
@@ -486,6 +575,61 @@ def test_encodings_and_ambiguous_json(horde: ChatHorde) -> None:
     for escaped, rc in (("\\u0000", "NulByteInPayload"), ("\\ud800", "InvalidPromptEncoding")):
         answer = send_raw(horde, body.replace(b"Name", escaped.encode()))
         assert (answer.status_code, answer.json["rc"]) == (400, rc)
+
+
+# FR-43
+
+
+@pytest.mark.parametrize("is_trusted", [True, False])
+def test_a_long_job_is_not_handed_out_twice(horde: ChatHorde, is_trusted: bool) -> None:
+    roles = (UserRoleTypes.TRUSTED,) if is_trusted else ()
+    _, key = make_user(*roles)
+    other = {"key": horde.owner_key, "name": "second worker"}
+    horde.take_nothing(**other)
+    horde.take_nothing(key=key, name="streaming worker")
+    request_id = horde.queue(stream=True)
+    job_id = horde.take(key=key, name="streaming worker")["id"]
+    for number in range(1, 9):  # every 30 s for 4 minutes
+        let_pass(job_id, 30)
+        threads.check_waiting_prompts()
+        answer = horde.post_progress(job_id, number, "more ", key=key)
+        if not is_trusted and number * 30 > 200:
+            assert (answer.status_code, answer.json["rc"]) == (404, "ChatJobAborted")
+            break
+        assert answer.status_code == 200
+        horde.take_nothing(**other)
+    body = build_chat_submit_body(job_id, "The whole reply.")
+    submitted = horde.post("/generate/text/submit", body, key)
+    if is_trusted:
+        assert submitted.status_code == 200, submitted.json
+        assert read_status(horde, request_id) == (0, 0, 1)
+        return
+    assert number == 7
+    assert (submitted.status_code, submitted.json["rc"]) == (400, "AbortedGen")
+    assert "200 seconds" in submitted.json["message"]
+    assert horde.take(**other)["id"] != job_id  # it is offered again exactly once
+    horde.take_nothing(**other)
+    horde.take_nothing(key=key, name="streaming worker")
+
+
+def test_a_repeated_delta_keeps_no_job(horde: ChatHorde) -> None:
+    horde.queue(stream=True)
+    job_id = horde.take()["id"]
+    let_pass(job_id, 20)
+    assert horde.post_progress(job_id, 1, "once").json == {"accepted_seq": 1, "cancelled": False}
+    for _ in range(4):
+        let_pass(job_id, 30)
+        threads.check_waiting_prompts()
+        assert horde.post_progress(job_id, 1, "once").json == {"accepted_seq": 1, "cancelled": False}
+    let_pass(job_id, 31)  # 151 s after the post that was appended
+    threads.check_waiting_prompts()
+    answer = horde.post_progress(job_id, 1, "once")
+    assert (answer.status_code, answer.json["rc"]) == (404, "ChatJobAborted")
+    refused = horde.reply(job_id)
+    assert (refused.status_code, refused.json["rc"]) == (400, "AbortedGen")
+    assert "171 seconds" in refused.json["message"] or "170 seconds" in refused.json["message"]
+    assert horde.take()["id"] != job_id
+    horde.take_nothing()
 
 
 # FR-44
