@@ -104,7 +104,7 @@ class AppendResult:
     is_cancelled: bool = False
     is_fake: bool = False
     owner_trusted: bool = False
-    renewal: LeaseRenewal | None = None  # None also for a fake, whose lease moves on Redis alone
+    renewal: LeaseRenewal | None = None
     job_ttl: int = 0  # the lease in seconds as it is now
 
 
@@ -302,7 +302,7 @@ def append_progress(post: ProgressPost, *, key: str, now: float, base_lease_seco
         is_cancelled=bool(is_cancelled),
         is_fake=bool(is_fake),
         owner_trusted=bool(is_trusted),
-        renewal=LeaseRenewal(renewal) if renewal and not is_fake else None,
+        renewal=LeaseRenewal(renewal) if renewal else None,
         job_ttl=job_ttl,
     )
 

@@ -3,7 +3,7 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
 from functools import cache
@@ -31,7 +31,7 @@ from horde.classes.base.kudos import KudosReservation, upfront_hold_id
 from horde.classes.base.processing_generation import ProcessingGeneration
 from horde.classes.base.stats import TextGenState, TextGenStatistic
 from horde.classes.base.user import User, UserRole, UserRoleTypes
-from horde.classes.base.waiting_prompt import REQUEST_TTL, WaitingPrompt, WPAllowedWorkers
+from horde.classes.base.waiting_prompt import REQUEST_TTL, TerminalOutcome, WaitingPrompt, WPAllowedWorkers
 from horde.classes.kobold.chat_request import CHAT_STREAM_PROGRESS_KEY, streams_progress
 from horde.classes.kobold.pricing import (
     build_generation_movements,
@@ -52,6 +52,8 @@ from horde.database.text_functions import TEXT_FAMILY, ClaimedRequest
 from horde.database.text_requests import has_pending_jobs
 from horde.database.users import charge_shared_key
 from horde.db import insert_rows, table_of
+
+STALE_JOBS_PERIOD_SECONDS = 60  # how often jobs past their lease are aborted
 
 jobs = table_of(TextProcessingGeneration)
 requests = table_of(TextWaitingPrompt)
@@ -130,6 +132,7 @@ class JobFacts:
     client_agent: str
     lists_workers: bool
     has_hold: bool
+    is_request_cancelled: bool
     webhook: str | None
     worker_name: str
     worker_owner_id: int
@@ -280,6 +283,7 @@ def _build_find_job() -> Select[Any]:
             requests.c.client_agent,
             exists().where(targets.c.wp_id == requests.c.id).label("lists_workers"),
             exists().where(holds.c.business_id == hold_id, holds.c.active).label("has_hold"),
+            (func.coalesce(requests.c.terminal_outcome, "") == TerminalOutcome.CANCELLED).label("is_request_cancelled"),
             requests.c.webhook,
             workers.c.name.label("worker_name"),
             workers.c.user_id.label("worker_owner_id"),
@@ -300,6 +304,18 @@ def find_job(session: Session, job_id: UUID) -> JobFacts | None:
     """A text or chat job by id, in one statement; None when it is unknown or went with its expired request."""
     row = session.execute(_FIND_JOB, {"job_id": job_id}).one_or_none()
     return None if row is None else JobFacts(**row._mapping)
+
+
+def show_fake_as_real(job: JobFacts, now: datetime) -> JobFacts:
+    """A job as its worker has to see it: a fake has ended when a real one would have been aborted or settled.
+
+    No row tells that of a fake: it is never faulted, so that nothing of the request moves.
+    """
+    if not job.is_fake or not job.is_pending:
+        return job
+    is_lapsed = seconds_since(job.start_time, now) > job.job_ttl + STALE_JOBS_PERIOD_SECONDS
+    is_settled = job.is_streamed and job.is_request_cancelled
+    return replace(job, is_faulted=True) if is_lapsed or is_settled else job
 
 
 def compute_job_kudos(job: JobFacts, tokens: int, model: ModelFacts) -> Decimal:

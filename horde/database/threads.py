@@ -40,7 +40,7 @@ from horde.database.stats import (
     publish_totals,
 )
 from horde.database.text_functions import TEXT_FAMILY, list_unclassified_requests
-from horde.database.text_jobs import JobFacts, fault_job, find_job
+from horde.database.text_jobs import STALE_JOBS_PERIOD_SECONDS, JobFacts, fault_job, find_job
 from horde.database.text_queue import list_queue_rows, publish_queue
 from horde.database.text_requests import has_pending_jobs
 from horde.database.workers import (
@@ -91,7 +91,7 @@ def list_jobs(config: Config) -> list[PeriodicJob]:
         PeriodicJob("worker_speeds", 30.0, refresh_worker_speeds),
         PeriodicJob("totals", TOTALS_REBUILD_SECONDS, publish_horde_totals),
         PeriodicJob("samples", 60.0, prune_samples),
-        PeriodicJob("requests", 60.0, check_waiting_prompts),
+        PeriodicJob("requests", STALE_JOBS_PERIOD_SECONDS, check_waiting_prompts),
     ]
     if config.text_model_reference:
         refresh = partial(model_reference.refresh_text_models, config.text_model_reference)

@@ -329,7 +329,7 @@ def test_a_fake_is_answered_alike_and_streams_nothing(redis: Redis) -> None:
         for of in (real, fake)
     ]
     assert answers[0] == answers[1]
-    assert post(fake, 3, "z", age=9).renewal is None
+    assert post(fake, 3, "z", age=9) == replace(post(real, 3, "z", age=9), is_fake=True)
     assert entries_of(redis, fake.request_id) == []
     chat_progress.end_progress_stream(fake.generation_id)
     assert entries_of(redis, fake.request_id) == []

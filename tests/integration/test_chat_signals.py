@@ -13,11 +13,12 @@ from redis import Redis
 from sqlalchemy import update
 
 from devtools.services import ServiceAddresses
-from horde import redis_ctrl
+from horde import chat_signal, redis_ctrl
 from horde.classes.base.waiting_prompt import WaitingPrompt
 from horde.classes.kobold.processing_generation import TextProcessingGeneration
 from horde.clock import utcnow
 from horde.database import threads
+from horde.database.stats import stop_waiting_requests
 from horde.db import transaction
 from tests.integration._fake_chat_worker import ChatHorde, chat_horde, start_anew
 
@@ -160,6 +161,79 @@ def test_a_finished_request_expires_silently(horde: ChatHorde, subscriber: Redis
     with listening(subscriber, request_id) as heard:
         threads.check_waiting_prompts()
     assert heard == []
+
+
+def test_progress_is_no_signal(horde: ChatHorde, subscriber: Redis) -> None:
+    request_id, job = horde.serve(stream=True)
+    with listening(subscriber, request_id) as heard:
+        assert horde.post_progress(job["id"]).status_code == 200
+        assert horde.fault(job["id"]).status_code == 200
+    assert heard == []
+
+
+def test_a_settled_job_tells_of_the_cancel_alone(horde: ChatHorde, subscriber: Redis) -> None:
+    request_id, job = horde.serve(stream=True)
+    with listening(subscriber, request_id) as heard:
+        horde.cancel(request_id)
+        assert horde.reply(job["id"]).status_code == 400
+        assert horde.fault(job["id"]).status_code == 200
+        threads.check_waiting_prompts()
+    assert heard.events == [("cancelled", 0)]
+
+
+@pytest.mark.parametrize("way", ["submit", "fault", "cancel", "lapse"])
+def test_the_stream_says_it_before_the_signal_does(
+    horde: ChatHorde, subscriber: Redis, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Whoever is woken finds the lease gone or flagged, the end marked, and the rows as they stay."""
+    request_id, job = horde.serve(stream=True)
+    for _ in range(2):
+        horde.fault(job["id"])
+        job = horde.take()
+    seen: list[tuple[str, bool, str | None, bool]] = []
+
+    def look(_channel: str, message: dict[str, Any]) -> None:
+        lease = f"horde:chat:lease:{job['id']}"
+        entries = redis_ctrl.call(7, lambda client: client.xrange(f"horde:chat:stream:{request_id}"))
+        has_ended = any(fields.get("ended") for _, fields in entries if fields["gen"] == job["id"])
+        is_flagged = redis_ctrl.call(7, lambda client: client.hget(lease, "cancelled"))
+        done = horde.status(request_id)["done"]
+        assert done
+        seen.append((message["event"], has_ended, is_flagged, redis_ctrl.call(7, lambda client: bool(client.exists(lease)))))
+
+    monkeypatch.setattr(chat_signal, "publish_chat_message", look)
+    if way == "submit":
+        assert horde.reply(job["id"]).status_code == 200
+    elif way == "fault":
+        assert horde.fault(job["id"]).status_code == 200
+    elif way == "cancel":
+        assert horde.cancel(request_id).status_code == 200
+    else:
+        with transaction() as session:
+            session.execute(update(TextProcessingGeneration).values(start_time=utcnow() - timedelta(minutes=5)))
+        threads.check_waiting_prompts()
+    assert (
+        seen
+        == {
+            "submit": [("generation", False, None, False), ("done", False, None, False)],
+            "fault": [("faulted", True, None, False)],
+            "cancel": [("cancelled", True, "1", True)],
+            "lapse": [("faulted", True, None, False)],
+        }[way]
+    )
+
+
+def test_maintenance_lets_a_streamed_job_settle(horde: ChatHorde, subscriber: Redis) -> None:
+    running, job = horde.serve(stream=True)
+    waiting = horde.queue(stream=True)
+    with listening(subscriber, waiting) as heard, transaction() as session:
+        stopped = stop_waiting_requests(session, utcnow())
+    assert [str(request.id) for request in stopped] == [waiting]
+    assert heard == []  # the route tells of it, after this commit
+    assert horde.post_progress(job["id"]).json == {"accepted_seq": 1, "cancelled": False}
+    assert horde.reply(job["id"]).status_code == 200
+    assert horde.status(running)["finished"] == 1
+    assert horde.status(waiting)["done"]
 
 
 def test_without_redis_everything_is_answered(horde: ChatHorde, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,5 +124,7 @@ def renew_lease(appended: AppendResult, post: PostBody) -> bool:
 
 
 def _count_renewal(appended: AppendResult) -> None:
+    if appended.is_fake:
+        return
     outcome = "" if appended.renewal is None else appended.renewal.value
     metrics.text_lease_renewals.add(1, {"horde.outcome": outcome, "horde.worker_trusted": appended.owner_trusted})

@@ -56,7 +56,7 @@ from horde.database.functions import TextWorkerBounds, get_highest_text_worker_l
 from horde.database.stats import get_horde_modes
 from horde.database.text_admission import Submitter
 from horde.database.text_functions import find_chat_operation_claim, is_chat_model_served
-from horde.database.text_jobs import JobFacts, find_job, record_job_refusal
+from horde.database.text_jobs import JobFacts, find_job, record_job_refusal, show_fake_as_real
 from horde.database.text_requests import (
     RequestContent,
     cancel_text_request,
@@ -524,7 +524,7 @@ class TextJobSubmit(Resource):
             is_raid = get_horde_modes(session).raid
         if job is not None and caller is None:
             raise Unauthorized(INVALID_KEY, ReturnCode.INVALID_API_KEY)
-        return submitting.require_job(job, caller, job_id), is_raid
+        return show_fake_as_real(submitting.require_job(job, caller, job_id), utcnow()), is_raid
 
     @staticmethod
     def submit_text(
