@@ -99,6 +99,15 @@ _gauge("horde.background.leader", "1", "1 in the process that runs the leader's 
 
 # Text and chat
 
+image_fetch_seconds = _histogram(
+    "horde.image.fetch_seconds", "Time to fetch an image of a chat request.", _REQUEST_SECONDS, "horde.outcome"
+)
+image_encode_seconds = _histogram(
+    "horde.image.encode_seconds",
+    "Time to decode and encode an image of a chat request, the wait for a turn included.",
+    _REQUEST_SECONDS,
+    "horde.outcome",
+)
 chat_max_length_lowered = _counter(
     "horde.chat.max_length_lowered",
     "Chat requests whose output length was lowered to the largest one declared by the workers of their models.",

@@ -10,10 +10,10 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,12 +22,25 @@ import httpx
 
 MAX_RESOLVING_COUNT = 32  # names looked up at a time; a name server that never answers holds a thread for a minute
 _NAT64 = IPv6Network("64:ff9b::/96")
+# Special-purpose networks that the standard library calls global, or only newer releases of it do not.
+_SPECIAL_NETWORKS = (
+    IPv4Network("192.0.0.0/24"),  # protocol assignments
+    IPv4Network("192.88.99.0/24"),  # relays of 6to4
+    IPv6Network("64:ff9b:1::/48"),  # NAT64 with a private prefix
+    IPv6Network("2001::/23"),  # protocol assignments, ORCHID among them
+    IPv6Network("3fff::/20"),  # documentation
+    IPv6Network("5f00::/16"),  # segment routing
+)
 
 type Address = IPv4Address | IPv6Address
 
 
 class OutboundFailed(Exception):
     """No answer: no connection, too slow, too long, or an address that cannot be asked."""
+
+
+class AnswerTooLong(OutboundFailed):
+    """The body is longer than the caller takes; it was not read to its end."""
 
 
 class AddressRefused(OutboundFailed):
@@ -81,6 +94,8 @@ def is_public(address: Address) -> bool:
         inner = IPv4Address(int(address) & 0xFFFFFFFF) if address in _NAT64 else address.ipv4_mapped
         if inner is not None:
             return is_public(inner)
+    if any(address in network for network in _SPECIAL_NETWORKS if network.version == address.version):
+        return False
     return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
 
 
@@ -116,6 +131,7 @@ def send_public_request(
     phase_seconds: float,
     total_seconds: float,
     max_bytes: int,
+    wanted_statuses: Container[int] | None = None,
     network: Network = INTERNET,
 ) -> PublicAnswer:
     """Ask a host that a user named, for one http or https URL and without following redirects.
@@ -123,9 +139,10 @@ def send_public_request(
     The host is resolved once. Every address has to be public, and the connection goes to one of those that were checked,
     so a name that answers differently the second time leads nowhere. The URL's host is the Host header and the name the
     certificate is verified against. `phase_seconds` bounds the connecting and each read, `total_seconds` everything. With
-    `max_bytes` 0 the body is left unread. Call it with no transaction open.
+    `max_bytes` 0 the body is left unread, as is one of a status outside `wanted_statuses`. The URL's user name and password
+    are not sent. Call it with no transaction open.
 
-    Raises AddressRefused for an address that is not public, OutboundFailed for every other reason.
+    Raises AddressRefused for an address that is not public, AnswerTooLong, OutboundFailed for every other reason.
     """
     deadline = time.monotonic() + total_seconds
     target = _parse_url(url)
@@ -137,7 +154,8 @@ def send_public_request(
             httpcore.ConnectionPool(ssl_context=network.get_tls_context(), network_backend=backend) as pool,
             pool.stream(method, _build_target(target), headers=list(all_headers.items()), content=content) as response,
         ):
-            body = _read_body(response, max_bytes) if max_bytes else b""
+            is_wanted = max_bytes and (wanted_statuses is None or response.status in wanted_statuses)
+            body = _read_body(response, max_bytes) if is_wanted else b""
             return PublicAnswer(response.status, _decode_headers(response.headers), body)
     except (OSError, httpcore.ProtocolError) as error:
         raise OutboundFailed(type(error).__name__) from error
@@ -159,10 +177,17 @@ def _parse_url(text: str) -> httpx.URL:
 def _is_odd_number(text: str) -> bool:
     """Whether a URL's host is an IPv4 address as C reads it, such as 0177.0.0.1."""
     try:
-        socket.inet_aton(urlsplit(text).hostname or "")
-    except (OSError, ValueError):
+        return _read_as_number(urlsplit(text).hostname or "") is not None
+    except ValueError:
         return False
-    return True
+
+
+def _read_as_number(host: str) -> IPv4Address | None:
+    """The address a host spells in any of C's ways, a dot at its end included; None for a name."""
+    try:
+        return IPv4Address(socket.inet_aton(host.rstrip(".")))
+    except (OSError, ValueError):
+        return None
 
 
 def _build_target(url: httpx.URL) -> httpcore.URL:
@@ -171,7 +196,11 @@ def _build_target(url: httpx.URL) -> httpcore.URL:
 
 def _require_public_addresses(url: httpx.URL, network: Network, deadline: float) -> Sequence[Address]:
     port = url.port or (443 if url.scheme == "https" else 80)
-    addresses = _resolve_until(lambda: network.resolve(url.raw_host.decode("ascii"), port), deadline)
+    host = url.raw_host.decode("ascii")
+    if host.rstrip(".").rpartition(".")[2] == "localhost":  # whatever a name server makes of it
+        raise AddressRefused("The host is this machine.")
+    number = _read_as_number(host)
+    addresses = _resolve_until(lambda: network.resolve(host, port), deadline) if number is None else [number]
     if not addresses:
         raise OutboundFailed("The host has no address.")
     if not all(network.is_allowed(address) for address in addresses):
@@ -205,11 +234,14 @@ def _resolve_until(resolve: Callable[[], Sequence[Address]], deadline: float) ->
 
 
 def _read_body(response: httpcore.Response, max_bytes: int) -> bytes:
+    declared = _decode_headers(response.headers).get("content-length", "")
+    if declared.isascii() and declared.isdigit() and int(declared[:20]) > max_bytes:
+        raise AnswerTooLong("The answer is too long.")
     body = bytearray()
     for chunk in response.iter_stream():
         body += chunk
         if len(body) > max_bytes:
-            raise OutboundFailed("The answer is too long.")
+            raise AnswerTooLong("The answer is too long.")
     return bytes(body)
 
 

@@ -231,15 +231,15 @@ def test_forked_process_starts_helpers_of_its_own() -> None:
 
 
 def test_hostile_replies_sent_at_once_hold_a_bounded_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_chat_schema, "HELPER_WAIT_SECONDS", 0.05)
-    pool = _chat_schema._HelperPool()
-    for _ in range(_chat_schema.MAX_HELPER_COUNT):
-        pool._slots.acquire()
+    monkeypatch.setattr(_chat_schema._pool, "wait_seconds", 0.05)
+    monkeypatch.setattr(_chat_schema._pool, "_slots", threading.BoundedSemaphore(1))
+    monkeypatch.setattr(_chat_schema._pool, "_places", threading.BoundedSemaphore(2))
+    _chat_schema._pool._slots.acquire()
     with pytest.raises(SchemaHelperUnavailable) as waited:
-        pool.check(b"[]\n")
+        check_content_against_schema("{}", {})
     assert (waited.value.status, waited.value.rc) == (503, None)
-    monkeypatch.setattr(_chat_schema, "HELPER_WAIT_SECONDS", 60)
-    for _ in range(_chat_schema.MAX_HELPER_COUNT + _chat_schema.MAX_WAITING_COUNT):
-        pool._places.acquire()
+    monkeypatch.setattr(_chat_schema._pool, "wait_seconds", 60)
+    for _ in range(2):
+        _chat_schema._pool._places.acquire()
     with pytest.raises(SchemaHelperUnavailable):  # at once
-        pool.check(b"[]\n")
+        check_content_against_schema("{}", {})

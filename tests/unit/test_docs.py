@@ -39,6 +39,11 @@ RAISED_BY_VALUE = {  # the default of a class, or handed to a function that rais
     ReturnCode.REQUEST_TOO_LARGE: 413,
     ReturnCode.KUDOS_UPFRONT: 403,
     ReturnCode.SHARED_KEY_INSUFFICIENT_KUDOS: 403,
+    ReturnCode.SOURCE_IMAGE_SIZE_EXCEEDED: 400,
+    ReturnCode.SOURCE_IMAGE_RESOLUTION_EXCEEDED: 400,
+    ReturnCode.SOURCE_IMAGE_UNREADABLE: 400,
+    ReturnCode.SOURCE_IMAGE_URL_REFUSED: 400,
+    ReturnCode.SOURCE_IMAGE_URL_INVALID: 400,
 }
 
 type Row = dict[str, str]

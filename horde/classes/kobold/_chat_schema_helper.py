@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """The program of the helper process that compiles clients' schemas; run as a file, so it imports nothing of this project.
 
-Reads lines of JSON `[content, schema]` and answers each with one letter; see `_chat_schema.py`, which starts it.
+Reads JSON `[content, schema]` and answers each with one letter; see `_chat_schema.py`, which starts it, and
+`horde.helper_process` for the framing.
 """
 
 import json
 import resource
 import signal
+import struct
 import sys
 import warnings
 from typing import Any, BinaryIO, NoReturn
@@ -15,6 +17,7 @@ import jsonschema
 from referencing import Registry
 
 READY, MATCH, MISMATCH, NOT_JSON, UNCOMPILABLE = b"R", b"M", b"X", b"J", b"U"
+LENGTH = struct.Struct(">I")
 MEMORY_BYTES = 768 * 1024 * 1024  # address space: a 10 MiB reply takes a third of it
 LONGEST_CHECK_SECONDS = 4  # the parent gives up earlier; this ends a helper whose parent is gone
 
@@ -42,14 +45,18 @@ def refuse_constant(name: str) -> NoReturn:
 
 def serve(requests: BinaryIO, answers: BinaryIO) -> None:
     """Answer until the parent closes its end."""
-    answers.write(READY)
-    answers.flush()
-    for line in requests:
+    answer(answers, READY)
+    while length := requests.read(LENGTH.size):
         signal.alarm(LONGEST_CHECK_SECONDS)
-        content, schema = json.loads(line)
-        answers.write(check(content, schema))
-        answers.flush()
+        content, schema = json.loads(requests.read(LENGTH.unpack(length)[0]))
+        answer(answers, check(content, schema))
         signal.alarm(0)
+
+
+def answer(answers: BinaryIO, content: bytes) -> None:
+    """Send one answer."""
+    answers.write(LENGTH.pack(len(content)) + content)
+    answers.flush()
 
 
 if __name__ == "__main__":
