@@ -4,6 +4,7 @@
 from dataclasses import dataclass, field
 
 from horde_sdk.generation_parameters.text.chat_policy import ChatFeature, ChatGuarantee
+from horde_sdk.worker.chat_declaration import IMAGE_PART_TRANSPORTS, ChatImageTransport
 
 BRIDGE_AGENT_NAME = "Horde Bridge"  # listed among the servers' validated backends, so it must not change
 DEFAULT_BRIDGE_AGENT = f"{BRIDGE_AGENT_NAME}:1:https://bridge.invalid"  # name:version:url; operators may put their own page
@@ -11,9 +12,8 @@ DEFAULT_BRIDGE_AGENT = f"{BRIDGE_AGENT_NAME}:1:https://bridge.invalid"  # name:v
 DEFAULT_MAX_LENGTH_TOKENS = 1024
 DEFAULT_GRACE_SECONDS = 30.0  # short enough for the stop time-outs of service managers, long enough for most replies
 
-# Not to be had from this worker, whatever the backend does: it fetches no images, and no backend applies a format only to the
-# final answer.
-UNSERVED_FEATURES = frozenset({ChatFeature.VISION, ChatFeature.TOOLS_WITH_RESPONSE_FORMAT})
+# Not to be had from this worker, whatever the backend does: none applies a format only to the final answer.
+UNSERVED_FEATURES = frozenset({ChatFeature.TOOLS_WITH_RESPONSE_FORMAT})
 
 Declared = ChatFeature | ChatGuarantee
 
@@ -43,6 +43,8 @@ class BridgeConfig:
     exclude: frozenset[Declared] = frozenset()
     """What is withheld from the declaration."""
     tools_max_temperature: float | None = None
+    image_transports: frozenset[ChatImageTransport] = frozenset(ChatImageTransport)
+    """How images and large conversations may come, should the backend see."""
     bridge_agent: str = DEFAULT_BRIDGE_AGENT
     grace_seconds: float = DEFAULT_GRACE_SECONDS
 
@@ -62,5 +64,7 @@ class BridgeConfig:
             raise ValueError("tools-max-temperature is not negative.")
         if unserved := self.supports & UNSERVED_FEATURES:
             raise ValueError(f"This worker does not serve {', '.join(sorted(unserved))}.")
+        if not self.image_transports & IMAGE_PART_TRANSPORTS:
+            raise ValueError("An image-transport of url or base64 is needed: messages_url alone brings no images.")
         if self.bridge_agent.count(":") < 2:
             raise ValueError("bridge-agent has three parts, name:version:url.")

@@ -25,6 +25,7 @@ from horde_sdk.worker.chat_declaration import (
 )
 
 from horde.bridge.backend import Backend, BackendKind, BackendRefusal, JsonObject, RenderedPrompt
+from horde.bridge.inputs import InputFetcher, InputUnavailable, leave_out_images
 from horde.bridge.lease import DEFAULT_LEASE_SECONDS, Lease
 from horde.bridge.probe import ServingPlan
 from horde.bridge.progress import PostProgress, ProgressPoster
@@ -55,11 +56,11 @@ _TEXT_SAMPLING = {
 class JobFault(Exception):
     """This worker cannot serve the job. ``detail`` is for the worker's log and holds nothing of the request.
 
-    ``is_backend_trouble`` says that the next job is likely to fare the same.
+    ``reason`` is None where the horde has no word for it. ``is_backend_trouble`` says that the next job may fare the same.
     """
 
-    def __init__(self, reason: ChatFaultReason, detail: str, *, is_backend_trouble: bool = False) -> None:
-        super().__init__(f"{reason.value}: {detail}")
+    def __init__(self, reason: ChatFaultReason | None, detail: str, *, is_backend_trouble: bool = False) -> None:
+        super().__init__(detail)
         self.reason, self.detail, self.is_backend_trouble = reason, detail, is_backend_trouble
 
 
@@ -79,11 +80,22 @@ class Job:
         payload = self.body.get("payload")
         return self.is_chat and isinstance(payload, dict) and payload.get("stream_progress") is True
 
-    def build_fault(self, reason: ChatFaultReason) -> JsonObject:
+    def build_fault(self, reason: ChatFaultReason | None) -> JsonObject:
         """The submit that gives the job back. A text job's form is the one text workers send, which carries no reason."""
-        if self.is_chat:
-            return build_chat_fault_submit(self.job_id, self.model, reason)
-        return {"id": self.job_id, "state": "faulted", "generation": "faulted"}
+        if not self.is_chat:
+            return {"id": self.job_id, "state": "faulted", "generation": "faulted"}
+        if reason is None:
+            return {"id": self.job_id, "state": "faulted", "model_id": self.model}
+        return build_chat_fault_submit(self.job_id, self.model, reason)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connections:
+    """Whom a job may talk to. ``post_progress`` sends what a streamed job has written so far."""
+
+    backend: Backend
+    inputs: InputFetcher
+    post_progress: PostProgress
 
 
 def parse_job(answer: JsonObject, plan: ServingPlan) -> Job:
@@ -99,21 +111,25 @@ def parse_job(answer: JsonObject, plan: ServingPlan) -> Job:
     )
 
 
-def serve_job(job: Job, backend: Backend, plan: ServingPlan, post: PostProgress) -> JsonObject:
-    """Serve a job of either kind; the submit's body. ``post`` sends what a streamed job has written so far."""
-    return serve_chat_job(job, backend, plan, post) if job.is_chat else serve_text_job(job, backend, plan)
+def serve_job(job: Job, connections: Connections, plan: ServingPlan) -> JsonObject:
+    """Serve a job of either kind; the submit's body."""
+    return serve_chat_job(job, connections, plan) if job.is_chat else serve_text_job(job, connections.backend, plan)
 
 
-def serve_chat_job(job: Job, backend: Backend, plan: ServingPlan, post: PostProgress) -> JsonObject:
-    """Check, count, generate, check again. Errors as the module says."""
-    chat = parse_chat_job(job, plan)
+def serve_chat_job(job: Job, connections: Connections, plan: ServingPlan) -> JsonObject:
+    """Fetch, check, count, generate, check again. Errors as the module says."""
+    backend = connections.backend
+    chat = parse_chat_job(fetch_messages(job, connections.inputs), plan)
     forces_call = is_call_forced_by_schema(chat, plan)
     body = build_chat_body(chat, plan, forces_call=forces_call)
     try:
-        prompt = backend.find_chat_prompt(plan.profile.kind, body)
+        # Images are counted by nobody but the backend, and not worth fetching for a text that does not fit.
+        prompt = backend.find_chat_prompt(plan.profile.kind, {**body, "messages": leave_out_images(body["messages"])})
         check_prompt_fits(prompt, chat, plan)
         opens_reasoning = prompt.opens_reasoning if prompt else None
+        body["messages"] = fetch_images(body["messages"], connections.inputs)
         if job.is_streamed:
+            post = connections.post_progress
             reply = stream_chat(job, backend, body, post, opens_reasoning=opens_reasoning, posts_content=not forces_call)
         else:
             reply = run_chat(job, backend, body, opens_reasoning=opens_reasoning)
@@ -132,6 +148,26 @@ def serve_chat_job(job: Job, backend: Backend, plan: ServingPlan, post: PostProg
         reply.usage,
         native_finish_reason=reply.native_finish_reason,
     )
+
+
+def fetch_messages(job: Job, inputs: InputFetcher) -> Job:
+    """The job with its messages, which a large conversation keeps in the horde's store."""
+    payload = job.body.get("payload")
+    if not isinstance(payload, dict) or payload.get("messages_url") is None:
+        return job
+    try:
+        messages = inputs.fetch_messages(payload["messages_url"])
+    except InputUnavailable as error:
+        raise JobFault(None, f"messages: {error}") from error
+    return replace(job, body={**job.body, "payload": {**payload, "messages": messages}})
+
+
+def fetch_images(messages: list[JsonObject], inputs: InputFetcher) -> list[JsonObject]:
+    """The messages with their images inside."""
+    try:
+        return inputs.inline_images(messages)
+    except InputUnavailable as error:
+        raise JobFault(None, f"image: {error}") from error
 
 
 def run_chat(job: Job, backend: Backend, body: JsonObject, *, opens_reasoning: bool | None) -> ChatReply:

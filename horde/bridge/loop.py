@@ -17,7 +17,8 @@ from horde_sdk.worker.chat_declaration import ChatFaultReason
 from horde.bridge.backend import Backend, BackendRefusal, BackendUnavailable, JsonObject
 from horde.bridge.config import BridgeConfig
 from horde.bridge.horde_api import HordeApi, HordeRefusal, HordeUnavailable
-from horde.bridge.jobs import Job, JobFault, parse_job, serve_job
+from horde.bridge.inputs import InputFetcher
+from horde.bridge.jobs import Connections, Job, JobFault, parse_job, serve_job
 from horde.bridge.probe import ProbeError, ServingPlan, build_serving_plan
 from horde.bridge.progress import JobAbandoned
 from horde.bridge.streaming import UNREADABLE_ERRORS
@@ -81,8 +82,9 @@ class RunningJob:
 class Bridge:
     """One worker: ``run`` blocks until stopped and returns the process's exit code."""
 
-    def __init__(self, config: BridgeConfig, horde: HordeApi, backend: Backend) -> None:
+    def __init__(self, config: BridgeConfig, horde: HordeApi, backend: Backend, inputs: InputFetcher) -> None:
         self._config, self._horde, self._backend = config, horde, backend
+        self._connections = Connections(backend=backend, inputs=inputs, post_progress=horde.post_progress)
         # A SimpleQueue may be filled from a signal handler; an Event set from one can deadlock with its waiter.
         self._stops: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._stopping = threading.Event()
@@ -206,12 +208,12 @@ class Bridge:
         """The body to submit, None for a job nobody waits for, and whether the backend is in trouble."""
         fields = {"job_id": job.job_id, "chat": job.is_chat}
         try:
-            return serve_job(job, self._backend, plan, self._horde.post_progress), False
+            return serve_job(job, self._connections, plan), False
         except JobAbandoned as error:
             logger.info("horde.bridge.job_abandoned", extra={**fields, "reason": str(error)})
             return None, False
         except JobFault as fault:
-            logger.warning("horde.bridge.job_faulted", extra={**fields, "reason": fault.reason.value, "detail": fault.detail})
+            logger.warning("horde.bridge.job_faulted", extra={**fields, "reason": fault.reason, "detail": fault.detail})
             return job.build_fault(fault.reason), fault.is_backend_trouble
         except BackendUnavailable as error:
             logger.error("horde.bridge.backend_failed", extra={**fields, "error": str(error)})

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from horde_sdk.generation_parameters.text.chat_policy import ChatFeature, ChatGuarantee, ChatWorkerLimits
 from horde_sdk.worker.chat_declaration import (
     ChatBackendFacts,
+    ChatImageTransport,
     ChatToolStrategy,
     ChatWorkerDeclaration,
     declare_from_backend,
@@ -97,7 +98,7 @@ def probe_backend(backend: Backend, config: BridgeConfig) -> BackendProfile:
     kind = _recognise_kind(entry, props)
     supports: frozenset[Declared] = config.supports
     if kind is BackendKind.LLAMA_CPP:
-        supports |= LLAMA_CPP_SUPPORTS | _read_tool_support(props)
+        supports |= LLAMA_CPP_SUPPORTS | _read_tool_support(props) | _read_vision(props)
     elif kind is BackendKind.VLLM:
         supports |= VLLM_SUPPORTS
     return BackendProfile(
@@ -118,7 +119,7 @@ def build_declaration(profile: BackendProfile, config: BridgeConfig, *, model: s
         tools_max_temperature=config.tools_max_temperature,
     )
     return declare_from_backend(
-        build_facts(profile.supports),
+        build_facts(profile.supports, config.image_transports),
         model_id=model,
         limits=limits,
         prompt_jobs=config.serves_text,
@@ -126,11 +127,11 @@ def build_declaration(profile: BackendProfile, config: BridgeConfig, *, model: s
     )
 
 
-def build_facts(supports: frozenset[Declared]) -> ChatBackendFacts:
+def build_facts(supports: frozenset[Declared], image_transports: frozenset[ChatImageTransport]) -> ChatBackendFacts:
     """Put the supported features in the SDK's words.
 
     ``faults_on_unbuildable_schema`` is always true: the bridge checks each reply against the schema by itself, since backends
-    drop keywords silently. Images and a response format beside tools are never served.
+    drop keywords silently. A response format beside tools is never served.
     """
     strategy = ChatToolStrategy.NONE
     if ChatGuarantee.TOOL_CHOICE_ENFORCED in supports:
@@ -148,6 +149,8 @@ def build_facts(supports: frozenset[Declared]) -> ChatBackendFacts:
         faults_on_unbuildable_schema=True,
         refuses_prompt_overflow=ChatGuarantee.PROMPT_OVERFLOW_REFUSED in supports,
         applies_reasoning_effort=ChatFeature.REASONING_EFFORT in supports,
+        reads_images=ChatFeature.VISION in supports,
+        image_transports=image_transports if ChatFeature.VISION in supports else frozenset(),
     )
 
 
@@ -175,6 +178,12 @@ def _read_tool_support(props: JsonObject) -> frozenset[Declared]:
     if isinstance(capabilities, dict) and capabilities.get("supports_tools") and capabilities.get("supports_tool_calls"):
         return frozenset({ChatFeature.TOOLS, ChatGuarantee.TOOL_CHOICE_ENFORCED})
     return frozenset()
+
+
+def _read_vision(props: JsonObject) -> frozenset[Declared]:
+    """Vision when llama.cpp has loaded a projector for images."""
+    modalities = props.get("modalities")
+    return frozenset({ChatFeature.VISION}) if isinstance(modalities, dict) and modalities.get("vision") is True else frozenset()
 
 
 def _read_context_tokens(entry: JsonObject, props: JsonObject) -> int | None:

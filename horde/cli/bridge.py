@@ -11,6 +11,7 @@ import signal
 import sys
 
 from horde_sdk.generation_parameters.text.chat_policy import KNOWN_CHAT_DECLARATIONS, parse_chat_declaration
+from horde_sdk.worker.chat_declaration import ChatImageTransport
 
 from horde.bridge.backend import Backend
 from horde.bridge.config import (
@@ -22,6 +23,7 @@ from horde.bridge.config import (
     Declared,
 )
 from horde.bridge.horde_api import HordeApi
+from horde.bridge.inputs import InputFetcher
 from horde.bridge.loop import Bridge
 from horde.logger import configure_logging
 
@@ -78,6 +80,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tools-max-temperature", type=float, metavar="F", help="highest temperature the backend applies beside tools (any)"
     )
 
+    jobs.add_argument(
+        "--image-transport",
+        action="append",
+        type=ChatImageTransport,
+        choices=list(ChatImageTransport),
+        metavar="TRANSPORT",
+        help="how images may come: url, base64 or messages_url (repeatable; all)",
+    )
+
     process = parser.add_argument_group("process")
     process.add_argument(
         "--grace-seconds",
@@ -116,6 +127,7 @@ def build_config(args: argparse.Namespace, api_key: str, backend_key: str | None
         supports=frozenset(args.supports),
         exclude=frozenset(args.exclude),
         tools_max_temperature=args.tools_max_temperature,
+        image_transports=frozenset(args.image_transport or ChatImageTransport),
         bridge_agent=args.bridge_agent,
         grace_seconds=args.grace_seconds,
     )
@@ -136,10 +148,11 @@ def run(args: argparse.Namespace) -> int:
         return EXIT_USAGE
     horde = HordeApi(config.api_url, config.api_key, config.bridge_agent)
     backend = Backend(config.backend_url, config.backend_key)
-    bridge = Bridge(config, horde, backend)
+    inputs = InputFetcher()
+    bridge = Bridge(config, horde, backend, inputs)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: bridge.stop())
     exit_code = bridge.run()
-    horde.close()
-    backend.close()
+    for connection in (horde, backend, inputs):
+        connection.close()
     return exit_code

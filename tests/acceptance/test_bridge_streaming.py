@@ -17,6 +17,7 @@ from horde.bridge import loop, progress, streaming
 from horde.bridge.backend import Backend
 from horde.bridge.config import BridgeConfig
 from horde.bridge.horde_api import HordeApi
+from horde.bridge.inputs import InputFetcher
 from horde.bridge.loop import Bridge
 from tests.acceptance._scripted_stream import (
     DONE,
@@ -54,7 +55,8 @@ def running_bridge(horde_url: str, backend_url: str, **changes: Any) -> Iterator
     facts: dict[str, Any] = {"worker_name": "streamer", "max_length": 1024, "grace_seconds": 0.5, **changes}
     config = BridgeConfig(api_url=f"{horde_url}/api", api_key=KEY, backend_url=f"{backend_url}/v1", **facts)
     horde, backend = HordeApi(config.api_url, KEY, config.bridge_agent), Backend(config.backend_url, None)
-    bridge = Bridge(config, horde, backend)
+    inputs = InputFetcher()
+    bridge = Bridge(config, horde, backend, inputs)
     thread = threading.Thread(target=bridge.run)
     thread.start()
     try:
@@ -62,8 +64,8 @@ def running_bridge(horde_url: str, backend_url: str, **changes: Any) -> Iterator
     finally:
         bridge.stop()
         thread.join(WAIT_SECONDS)
-        horde.close()
-        backend.close()
+        for connection in (horde, backend, inputs):
+            connection.close()
 
 
 @pytest.fixture

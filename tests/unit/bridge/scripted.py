@@ -6,12 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
+import pytest
 
 from horde.bridge.backend import Backend
 from horde.bridge.config import BridgeConfig
 from horde.bridge.horde_api import HordeApi
-from horde.bridge.jobs import Job, parse_job
+from horde.bridge.inputs import InputFetcher
+from horde.bridge.jobs import Connections, Job, parse_job
 from horde.bridge.probe import ServingPlan, build_serving_plan
+from horde.bridge.progress import PostProgress
 
 API_URL, BACKEND_URL, KEY, MODEL = "http://horde.test/api", "http://backend.test/v1", "owner-key", "tiny"
 
@@ -69,7 +72,7 @@ class Script:
             raise scripted
         if callable(scripted):
             return scripted(body)
-        return httpx.Response(scripted.status_code, headers=scripted.headers, content=scripted.content)
+        return httpx.Response(scripted.status_code, headers=scripted.headers, stream=httpx.ByteStream(scripted.content))
 
     def bodies(self, path: str) -> list[dict[str, Any]]:
         return [body for asked, body in self.requests if asked == path]
@@ -115,6 +118,19 @@ def build_backend(script: Script) -> Backend:
 
 def build_horde(script: Script) -> HordeApi:
     return HordeApi(API_URL, KEY, "agent:1:url", transport=script.transport)
+
+
+def build_inputs(script: Script | None = None) -> InputFetcher:
+    return InputFetcher((script or Script({})).transport)
+
+
+def build_connections(script: Script, inputs: Script | None = None, post_progress: PostProgress | None = None) -> Connections:
+    """To a scripted backend; nothing may be posted unless ``post_progress`` takes it."""
+    return Connections(
+        backend=build_backend(script),
+        inputs=build_inputs(inputs),
+        post_progress=post_progress or (lambda _: pytest.fail("nothing is posted")),
+    )
 
 
 def build_plan(script: Script | None = None, **changes: Any) -> ServingPlan:

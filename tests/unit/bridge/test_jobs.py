@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
+import base64
 import json
 from typing import Any
 
 import httpx
 import pytest
-from horde_sdk.generation_parameters.text.chat_policy import ChatGuarantee
+from horde_sdk.generation_parameters.text.chat_policy import ChatFeature, ChatGuarantee
 
 from horde.bridge.backend import BackendUnavailable
 from horde.bridge.jobs import JobFault, parse_job, serve_job
@@ -12,7 +13,7 @@ from tests.unit.bridge.scripted import (
     TOOLS,
     Script,
     answer,
-    build_backend,
+    build_connections,
     build_plan,
     chat_answer,
     completion,
@@ -25,14 +26,14 @@ STRICT = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "s
 LOOSE = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object", "required": ["a"]}}}
 
 
-def serve(body: dict[str, Any], script: Script, **changes: Any) -> dict[str, Any]:
+def serve(body: dict[str, Any], script: Script, store: Script | None = None, **changes: Any) -> dict[str, Any]:
     plan = build_plan(llama_script(), **changes)
-    return serve_job(parse_job(body, plan), build_backend(script), plan, lambda _: pytest.fail("nothing is posted"))
+    return serve_job(parse_job(body, plan), build_connections(script, store), plan)
 
 
-def fault(body: dict[str, Any], script: Script, **changes: Any) -> JobFault:
+def fault(body: dict[str, Any], script: Script, store: Script | None = None, **changes: Any) -> JobFault:
     with pytest.raises(JobFault) as caught:
-        serve(body, script, **changes)
+        serve(body, script, store, **changes)
     return caught.value
 
 
@@ -144,6 +145,52 @@ def test_a_job_outside_the_declaration_is_given_back_before_it_runs(payload: dic
     given_back = fault(chat_answer(**payload), script, tools_max_temperature=1.0)
     assert (given_back.reason, named in given_back.detail) == ("generation_error", True)
     assert not script.requests
+
+
+VISION = {"supports": frozenset({ChatFeature.VISION})}
+IMAGE = b"\xff\xd8\xff an image"
+IMAGE_URL = "https://store.test/a.jpg?signature=secret"
+
+
+def see(*parts: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": [{"type": "text", "text": "What is it?"}, *parts]}]
+
+
+def image_part(url: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url, "detail": "low"}}
+
+
+def test_images_reach_the_backend_inside_and_are_not_counted_as_text() -> None:
+    script = llama_script()
+    store = Script({"/a.jpg": httpx.Response(200, content=IMAGE)})
+    serve(chat_answer(messages=see(image_part(IMAGE_URL))), script, store, **VISION)
+    (sent,) = script.bodies(CHAT)
+    inside = f"data:image/jpeg;base64,{base64.b64encode(IMAGE).decode()}"
+    assert sent["messages"] == see(image_part(inside))
+    (counted,) = script.bodies("/apply-template")
+    assert counted["messages"] == see()
+
+
+def test_an_image_that_cannot_be_had_gives_the_job_back_without_a_reason() -> None:
+    body = chat_answer(messages=see(image_part(IMAGE_URL)))
+    script = llama_script()
+    given_back = fault(body, script, Script({}), **VISION)
+    assert (given_back.reason, given_back.is_backend_trouble) == (None, False)
+    assert "secret" not in f"{given_back} {given_back.detail}"
+    assert parse_job(body, build_plan()).build_fault(given_back.reason) == {"id": "job-1", "state": "faulted", "model_id": "tiny"}
+    assert not script.bodies(CHAT)
+
+
+def test_a_large_conversation_is_fetched_and_judged_like_any_other() -> None:
+    body = chat_answer()
+    messages = body["payload"].pop("messages")
+    body["payload"]["messages_url"] = "https://store.test/m.json?signature=secret"
+    script = llama_script()
+    serve(body, script, Script({"/m.json": answer(messages)}), **VISION)
+    assert script.bodies(CHAT)[0]["messages"] == messages
+    seen = answer(see(image_part("data:image/jpeg;base64,/9j/")))
+    assert "vision" in fault(body, llama_script(), Script({"/m.json": seen})).detail
+    assert fault(body, llama_script(), Script({})).reason is None
 
 
 def test_an_undeclared_guarantee_does_not_stop_a_job_since_nobody_may_have_asked_for_it() -> None:

@@ -18,6 +18,7 @@ from tests.unit.bridge.scripted import (
     build_backend,
     build_config,
     build_horde,
+    build_inputs,
     build_job,
     build_plan,
     chat_answer,
@@ -42,7 +43,7 @@ def horde_script(*pops: Any, submits: Any = None) -> Script:
 
 def run_until(done: Callable[[], bool], horde: Script, backend: Script | None = None, **changes: Any) -> int:
     """Run a bridge until ``done``, stop it, and return its exit code."""
-    bridge = Bridge(build_config(**changes), build_horde(horde), build_backend(backend or llama_script()))
+    bridge = Bridge(build_config(**changes), build_horde(horde), build_backend(backend or llama_script()), build_inputs())
     codes: list[int] = []
     runner = threading.Thread(target=lambda: codes.append(bridge.run()))
     runner.start()

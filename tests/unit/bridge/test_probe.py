@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 from horde_sdk.generation_parameters.text.chat_policy import ChatFeature, ChatGuarantee
+from horde_sdk.worker.chat_declaration import ChatImageTransport
 
 from horde.bridge.config import BRIDGE_AGENT_NAME
 from horde.bridge.probe import ProbeError
@@ -21,6 +22,30 @@ def test_llama_cpp_declares_what_it_was_seen_to_do() -> None:
     plan = build_plan()
     assert declared(plan) == LLAMA_FEATURES | GUARANTEES | TOOL_FEATURES
     assert (plan.profile.context_tokens, plan.profile.backend_model) == (2048, "tiny")
+
+
+SEEING = {**LLAMA_PROPS, "modalities": {"vision": True, "audio": False}}
+
+
+@pytest.mark.parametrize(
+    ("props", "changes", "transports"),
+    [
+        (LLAMA_PROPS, {}, []),
+        ({**LLAMA_PROPS, "modalities": {"vision": False}}, {}, []),
+        (SEEING, {}, ["base64", "messages_url", "url"]),
+        (SEEING, {"exclude": frozenset({ChatFeature.VISION})}, []),
+        (SEEING, {"image_transports": frozenset({ChatImageTransport.BASE64})}, ["base64"]),
+        (LLAMA_PROPS, {"supports": frozenset({ChatFeature.VISION})}, ["base64", "messages_url", "url"]),
+    ],
+)
+def test_a_backend_that_sees_declares_vision_and_how_images_may_come(
+    props: dict[str, Any], changes: dict[str, Any], transports: list[str]
+) -> None:
+    script = llama_script()
+    script.answers["/props"] = answer(props)
+    plan = build_plan(script, **changes)
+    assert plan.build_pop_body(build_config(**changes))["image_transports"] == transports
+    assert ("vision" in declared(plan)) == bool(transports)
 
 
 def test_a_template_without_tools_declares_none() -> None:
@@ -92,7 +117,9 @@ def test_a_chat_only_bridge_takes_no_text() -> None:
         {"threads": 0},
         {"max_length": 0},
         {"tools_max_temperature": -0.1},
-        {"supports": frozenset({ChatFeature.VISION})},
+        {"supports": frozenset({ChatFeature.TOOLS_WITH_RESPONSE_FORMAT})},
+        {"image_transports": frozenset({ChatImageTransport.MESSAGES_URL})},
+        {"image_transports": frozenset()},
         {"bridge_agent": "no parts"},
     ],
 )
