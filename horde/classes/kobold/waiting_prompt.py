@@ -423,6 +423,14 @@ def count_queued_chat_image_deletes() -> int | None:
     return count if isinstance(count, int) else 0
 
 
+def find_queued_chat_image_deletes(keys: Sequence[str]) -> set[str]:
+    """Which of these keys wait for their deletion. Raises RedisUnavailable."""
+    if not keys:
+        return set()
+    flags = redis_ctrl.call(redis_ctrl.cache_db, lambda client: client.smismember(CHAT_IMAGE_DELETE_RETRY_KEY, list(keys)))
+    return {key for key, is_member in zip(keys, flags, strict=True) if is_member} if isinstance(flags, list) else set()
+
+
 def _forget_queued_deletes(keys: Sequence[str]) -> None:
     """Take keys out of the retry set; one that stays in it is deleted once more, which changes nothing."""
     if keys:
