@@ -276,6 +276,49 @@ class Api:
         return dict(wait_until(find_done, seconds, log=self.log))
 
 
+class Front:
+    """``horde front`` before an API."""
+
+    def __init__(self, api: Api, folder: Path, **settings: str) -> None:
+        self.environment, self.log = {**api.environment, **settings}, folder / "front.log"
+        self.port = find_free_ports(1)[0]
+        self._native_url = api.url
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """Where its page is; OpenAI's routes are below ``/v1``."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Start it and wait until it reaches the API."""
+        command = [sys.executable, "-m", "horde.cli.main", "front", "--port", str(self.port), "--native-url", self._native_url]
+        with self.log.open("ab") as output:
+            self._process = subprocess.Popen(
+                command, cwd=ROOT, env=self.environment, stdout=output, stderr=output, start_new_session=True
+            )
+        wait_until(self.is_ready, API_START_SECONDS, log=self.log)
+
+    def is_ready(self) -> bool:
+        """Whether it says so."""
+        assert self._process is not None
+        assert self._process.poll() is None, self.log.read_text()[-3000:]
+        try:
+            return httpx.get(f"{self.url}/health/ready", timeout=ANSWER_SECONDS).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def close(self) -> None:
+        """End it."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+
 def build_text_request(model: str, *, n: int = 1, max_length: int = 24, **params: Any) -> dict[str, Any]:
     """The body of a text request."""
     params = {"n": n, "max_length": max_length, "max_context_length": 1024, **params}
@@ -453,6 +496,17 @@ def running_horde(services: Mapping[str, str], folder: Path, **settings: str) ->
         yield horde
     finally:
         horde.close()
+
+
+@contextlib.contextmanager
+def running_front(horde: Horde, folder: Path, **settings: str) -> Iterator[Front]:
+    """The front of a horde."""
+    front = Front(horde.api, folder, **settings)
+    try:
+        front.start()
+        yield front
+    finally:
+        front.close()
 
 
 def build_shared_environment(addresses: ServiceAddresses, name: str) -> dict[str, str]:
