@@ -171,8 +171,8 @@ class Account:
 class Api:
     """``horde serve`` with two processes on one port, started and ended as often as a test likes."""
 
-    def __init__(self, environment: Mapping[str, str], folder: Path) -> None:
-        self.environment, self.log = environment, folder / "api.log"
+    def __init__(self, environment: Mapping[str, str], folder: Path, *, module: str = "horde.cli.main") -> None:
+        self.environment, self.log, self._module = environment, folder / "api.log", module
         self.port = find_free_ports(1)[0]
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}/api/v2", timeout=ANSWER_SECONDS, verify=False)
         self._process: subprocess.Popen[bytes] | None = None
@@ -190,7 +190,7 @@ class Api:
 
     def start(self) -> None:
         """Start it and wait until it answers."""
-        command = [sys.executable, "-m", "horde.cli.main", "serve", "--port", str(self.port), "--workers", "2", "--threads", "16"]
+        command = [sys.executable, "-m", self._module, "serve", "--port", str(self.port), "--workers", "2", "--threads", "16"]
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(
                 command, cwd=ROOT, env=self.environment, stdout=output, stderr=output, start_new_session=True
