@@ -149,12 +149,16 @@ class TextWaitingPrompt(WaitingPrompt):
     chat_fault_rc: Mapped[str | None] = mapped_column(String(32))
 
     @staticmethod
-    def calculate_kudos(*, max_length: int, max_context_length: int, models: Sequence[tuple[float, bool]], n: int) -> Decimal:
+    def calculate_kudos(
+        *, max_length: int, max_context_length: int, models: Sequence[tuple[float, bool]], n: int, image_count: int = 0
+    ) -> Decimal:
         """The quote: what a dry run answers and `horde.max_kudos` is compared with, priced at the first listed model.
 
         `models` are (multiplier, is known). Rounded for display by `pricing.round_quote`.
         """
-        return compute_text_quote(max_length=max_length, max_context_length=max_context_length, models=models, n=n)
+        return compute_text_quote(
+            max_length=max_length, max_context_length=max_context_length, models=models, n=n, image_count=image_count
+        )
 
     @staticmethod
     def require_upfront_kudos(
