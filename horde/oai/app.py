@@ -38,9 +38,9 @@ from horde.oai.errors import (
     build_gap_message,
     build_native_refusal,
 )
+from horde.oai.hub import RedisHub
 from horde.oai.models import ModelList
 from horde.oai.native import NativeClient
-from horde.oai.page import build_page_handlers
 from horde.oai.responses import add_headers, build_cors_headers, build_preflight_headers, send_empty, send_json
 from horde.oai.signals import PollingHub, SignalHub
 from horde.oai.unknown_routes import build_unknown_url_message
@@ -317,11 +317,11 @@ class Methods:
 
 
 def create_front_app(config: FrontConfig, hub: SignalHub | None = None) -> Starlette:
-    """The front with its connections, which open in its lifespan. Without a hub it polls.
+    """The front with its connections, which open in its lifespan. A hub given replaces that of the configuration.
 
     `app.state.completions` is what a server tells that it is shutting down.
     """
-    front = _Front(config, hub or PollingHub())
+    front = _Front(config, hub or _build_hub(config))
     routes = [
         Route("/v1/chat/completions", Methods(POST=front.answer_completion)),
         Route("/v1/chat/completions/", Methods(POST=front.answer_completion)),
@@ -329,13 +329,16 @@ def create_front_app(config: FrontConfig, hub: SignalHub | None = None) -> Starl
         Route("/v1/models/{model:path}", Methods(GET=front.answer_model)),
         Route("/health", Methods(GET=front.answer_health)),
         Route("/health/ready", Methods(GET=front.answer_readiness)),
-        *(Route(path, Methods(GET=handler)) for path, handler in build_page_handlers().items()),
     ]
     app = Starlette(routes=routes, middleware=[Middleware(Frame, origins=config.cors_origins)], lifespan=front.run)
     app.router.redirect_slashes = False  # a redirect loses the body of a POST
     app.router.default = _refuse_unknown_route
     app.state.completions = front.completions
     return app
+
+
+def _build_hub(config: FrontConfig) -> SignalHub:
+    return PollingHub() if config.redis_url is None else RedisHub(config.redis_url)
 
 
 async def _refuse_unknown_route(scope: Scope, _receive: Receive, _send: Send) -> None:
