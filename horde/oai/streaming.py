@@ -1,39 +1,56 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""A completion as an event stream. Until progress is relayed, the reply arrives in one piece."""
+"""One open stream: when it opens, what flows while it is open, and how it ends.
 
-import json
-from collections.abc import Callable
+Source: docs/reference/chat_front.md, "Streams".
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
 from starlette.types import Send
 
-from horde.chat_contract import JsonObject
-from horde.oai.errors import ErrorAnswer, FrontFailure
-from horde.oai.mapping import (
-    CompletedReply,
-    CompletionFacts,
-    build_message,
-    build_system_fingerprint,
-    build_usage,
-    build_x_horde,
+from horde import metrics
+from horde.oai.errors import ErrorAnswer, FrontFailure, WaitFailed, WaitFailure
+from horde.oai.mapping import CompletedReply, CompletionFacts
+from horde.oai.relay import Relay, RelayBroken
+from horde.oai.signals import ProgressEntry, Subscription
+from horde.oai.sse import (
+    DONE,
+    KEEP_ALIVE,
+    STREAM_HEADERS,
+    build_completion_events,
+    build_delta_events,
+    build_error_events,
+    encode_events,
 )
-from horde.oai.signals import Subscription
 from horde.oai.waiting import RequestWait, wait_for_reply
 
-STREAM_HEADERS: Final = (
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-)
+# Past the budget, for the native cancel and the last events; a client that has not read them by then gets no more.
+LAST_EVENTS_SECONDS: Final = 20.0
+
+
+class StreamOutcome(StrEnum):
+    """How a stream ended."""
+
+    RELAYED = "relayed"  # text was sent while it was written
+    WHOLE = "whole"  # all of it came with the reply
+    CAUGHT_UP = "caught_up"  # another attempt went on where the one that was sent had stopped
+    RESTARTED = "restarted"  # another attempt wrote something else
+    DIVERGED = "diverged"  # the reply is not what its worker had posted
+    FAILED = "failed"
+    DISCONNECTED = "disconnected"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSettings:
-    """Clocks are monotonic: when the call was accepted, and when the stream opens at the latest."""
+    """Moments are monotonic."""
 
     accepted_at: float
-    open_at: float
+    open_at: float  # when the stream opens though there is nothing to send yet
     keepalive_seconds: float
 
 
@@ -45,49 +62,138 @@ async def stream_completion(
     subscription: Subscription,
     settings: StreamSettings,
     describe: Callable[[FrontFailure], ErrorAnswer],
-    headers: list[tuple[bytes, bytes]],
+    headers: Iterable[tuple[bytes, bytes]],
     first_reply: CompletedReply | None,
 ) -> CompletedReply | None:
-    """Send the stream. The reply when it was delivered, None when the stream ended with an error event.
+    """Stream a request whose status was read once; `first_reply` is the reply when it was there already.
 
-    Raises FrontFailure while no byte is out.
+    Returns the reply once it is delivered, None when an error ended the open stream. Raises FrontFailure while the
+    stream is not open, since the failure still has its own status then. When the client is gone, cancel the task.
     """
-    reply = first_reply or await wait_for_reply(wait, subscription)
-    await send({"type": "http.response.start", "status": 200, "headers": [*headers, *STREAM_HEADERS]})
-    fingerprint = build_system_fingerprint(reply.worker_id, reply.model)
+    stream = _Stream(send, facts, settings, headers)
+    outcome = StreamOutcome.FAILED
+    try:
+        async with asyncio.timeout(max(wait.deadline - time.monotonic(), 0.0) + LAST_EVENTS_SECONDS):
+            try:
+                reply = await _relay(stream, wait, subscription, first_reply)
+            except WaitFailed as failure:
+                outcome = _OUTCOMES.get(failure.kind, StreamOutcome.FAILED)
+                if not stream.is_open:
+                    raise
+                await stream.fail(describe(failure))
+                return None
+            except Exception:
+                if stream.is_open:
+                    await stream.fail(_DEFECT)
+                raise
+        outcome = stream.describe_success()
+        return reply
+    except TimeoutError:  # it does not read, so there is nothing to tell it
+        outcome = StreamOutcome.DISCONNECTED
+        return None
+    except asyncio.CancelledError:
+        outcome = StreamOutcome.DISCONNECTED
+        raise
+    finally:
+        metrics.oai_streams.add(1, {"outcome": outcome.value})
 
-    async def emit(delta: JsonObject, finish: str | None, extra: JsonObject) -> None:
-        choice = {
-            "index": 0,
-            "delta": delta,
-            "finish_reason": finish,
-            "native_finish_reason": reply.native_finish_reason if finish else None,
-            "logprobs": None,
-        }
-        chunk: JsonObject = {
-            "id": facts.completion_id,
-            "object": "chat.completion.chunk",
-            "created": facts.created,
-            "model": reply.model,
-            "choices": [choice],
-            **({"usage": None} if facts.include_usage else {}),
-            "system_fingerprint": fingerprint,
-            **extra,
-        }
-        if "usage" in extra:
-            chunk["choices"] = []
-        await send({"type": "http.response.body", "body": f"data: {json.dumps(chunk)}\n\n".encode(), "more_body": True})
 
-    await emit({"role": "assistant", "content": ""}, None, {})
-    message = build_message(facts, reply)
-    if message.get("reasoning_content"):
-        await emit({"reasoning_content": message["reasoning_content"]}, None, {})
-    if reply.content:
-        await emit({"content": reply.content}, None, {})
-    for index, call in enumerate(reply.tool_calls):
-        await emit({"tool_calls": [{"index": index, **call}]}, None, {})
-    await emit({}, reply.finish_reason, {"x_horde": build_x_horde(facts, reply)})
-    if facts.include_usage:
-        await emit({}, None, {"usage": build_usage(facts, reply)})
-    await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
-    return reply
+_OUTCOMES: Final[Mapping[WaitFailure, StreamOutcome]] = {
+    WaitFailure.STREAM_DIVERGED: StreamOutcome.DIVERGED,
+    WaitFailure.GENERATION_RESTARTED: StreamOutcome.RESTARTED,
+}
+_DEFECT: Final = ErrorAnswer(status=500, code="internal_error", message="The front failed to serve this request.")
+
+
+async def _relay(
+    stream: "_Stream", wait: RequestWait, subscription: Subscription, reply: CompletedReply | None
+) -> CompletedReply:
+    """Send progress until there is a reply, then what that has beyond it. Raises WaitFailed."""
+    waiting: asyncio.Task[CompletedReply] | None = None
+    try:
+        if reply is None:
+            waiting = asyncio.create_task(wait_for_reply(wait, subscription))
+            waiting.add_done_callback(lambda _: subscription.wake())
+            while not waiting.done():
+                await stream.relay(await subscription.next_entries(stream.compute_silence_seconds()))
+            reply = waiting.result()
+        # What tells of other attempts; text alone would come with the reply as well.
+        await stream.relay(await subscription.next_entries(0.0))
+        await stream.finish(reply)
+        return reply
+    except RelayBroken as broken:
+        await _end(waiting)
+        await wait.cancel()
+        kind = WaitFailure.GENERATION_RESTARTED if broken.is_restart else WaitFailure.STREAM_DIVERGED
+        raise WaitFailed(kind, wait.request_id) from None
+    finally:
+        await _end(waiting)
+
+
+async def _end(waiting: asyncio.Task[CompletedReply] | None) -> None:
+    """Stop waiting; whatever comes of it now is of no interest."""
+    if waiting is None:
+        return
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    if not waiting.cancelled():
+        waiting.exception()  # noted, or the loop would report it as forgotten
+
+
+class _Stream:
+    """What a client has been sent, and when."""
+
+    def __init__(
+        self, send: Send, facts: CompletionFacts, settings: StreamSettings, headers: Iterable[tuple[bytes, bytes]]
+    ) -> None:
+        self._send, self._facts, self._settings, self._headers = send, facts, settings, headers
+        self._text = Relay(requested_model=facts.model, include_reasoning=facts.include_reasoning)
+        self._speak_at = settings.open_at  # when to send a comment unless there is something better before
+        self._has_begun = False  # the role was sent
+        self.is_open = False
+
+    def compute_silence_seconds(self) -> float:
+        """How long nothing needs to be sent."""
+        return max(self._speak_at - time.monotonic(), 0.0)
+
+    async def relay(self, entries: Sequence[ProgressEntry]) -> None:
+        """Send what is new in a worker's progress, or break a long silence. Raises RelayBroken."""
+        deltas = self._text.feed(entries)
+        if deltas:
+            events = build_delta_events(self._facts, deltas, has_begun=self._has_begun)
+            await self._write(encode_events(events))
+            self._note_text()
+        elif self.compute_silence_seconds() == 0.0:
+            await self._write(KEEP_ALIVE)
+
+    async def finish(self, reply: CompletedReply) -> None:
+        """Send what is missing of a reply, and the end. Raises RelayBroken."""
+        remainder = self._text.finish(reply)
+        events = build_completion_events(self._facts, reply, remainder, has_begun=self._has_begun)
+        await self._write(encode_events(events) + DONE, is_last=True)
+        if remainder.content or remainder.reasoning:
+            self._note_text()
+
+    async def fail(self, error: ErrorAnswer) -> None:
+        """Send an error, and the end."""
+        metrics.oai_errors.add(1, {"code": error.code, "phase": "stream"})
+        await self._write(build_error_events(error), is_last=True)
+
+    def describe_success(self) -> StreamOutcome:
+        """The outcome of a stream that was finished."""
+        if self._text.has_restarted:
+            return StreamOutcome.CAUGHT_UP
+        return StreamOutcome.RELAYED if self._text.has_sent else StreamOutcome.WHOLE
+
+    def _note_text(self) -> None:
+        if not self._has_begun:
+            metrics.oai_first_delta_seconds.record(time.monotonic() - self._settings.accepted_at)
+        self._has_begun = True
+
+    async def _write(self, body: bytes, *, is_last: bool = False) -> None:
+        """Send bytes, and the headers before the first of them; waits while the client reads too slowly."""
+        if not self.is_open:
+            self.is_open = True
+            await self._send({"type": "http.response.start", "status": 200, "headers": [*self._headers, *STREAM_HEADERS]})
+        await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
+        self._speak_at = time.monotonic() + self._settings.keepalive_seconds

@@ -67,7 +67,13 @@ class TcpGate:
             self.connection_count += 1
             service = socket.create_connection(self._target)
             with self._lock:
-                self._sockets |= {client, service}
+                is_closed = self._listener is not listener
+                if not is_closed:
+                    self._sockets |= {client, service}
+            if is_closed:
+                client.close()
+                service.close()
+                return
             self._start(self._forward, client, service)
             self._start(self._forward, service, client)
 
