@@ -125,19 +125,19 @@ def make_environment() -> None:
     run([python, "-m", "venv", "--without-pip", VENV], "could not make .venv")
 
 
-def install(requirements: str) -> None:
-    """Install a complete pinned file: with uv in seconds, else with pip.
+def install(requirements: str, python: str = VENV_PYTHON, compile_bytecode: bool = True) -> None:
+    """Install a complete pinned file beside this interpreter: with uv in seconds, else with pip. Raises SetupError.
 
     The files name every package that is needed, so neither installer resolves anything (``--no-deps``).
     """
     uv = find_or_install_uv()
     if uv is not None:
-        words = [uv, "pip", "install", "--python", VENV_PYTHON, "--no-deps", "--compile-bytecode", "-r", requirements]
-        if run_uv(words) == 0:
+        words = [uv, "pip", "install", "--python", python, "--no-deps", "-r", requirements]
+        if run_uv(words + (["--compile-bytecode"] if compile_bytecode else [])) == 0:
             return
         say("uv did not manage; trying pip, which takes longer ...")
-    run([VENV_PYTHON, "-I", "-m", "ensurepip"], "could not install pip into .venv", quiet=True)
-    words = [VENV_PYTHON, "-I", "-m", "pip", "install", "--disable-pip-version-check", "--no-deps", "-r", requirements]
+    run([python, "-I", "-m", "ensurepip"], "could not install pip", quiet=True)
+    words = [python, "-I", "-m", "pip", "install", "--disable-pip-version-check", "--no-deps", "-r", requirements]
     run(words, f"could not install {os.path.basename(requirements)}; is the package registry reachable?")
 
 

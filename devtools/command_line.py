@@ -6,6 +6,7 @@ import os
 from typing import List
 
 DEFAULT_PORT = 7001
+DEFAULT_FRONT_PORT = 7010
 DEFAULT_STATE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), ".dev", "run")
 
 # Everything behind these words belongs to pytest or to the benchmark, whatever it looks like.
@@ -26,8 +27,11 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     commands.required = True
 
-    run = commands.add_parser("run", help="start services, API, a small model and a worker; Ctrl-C stops them")
+    run = commands.add_parser("run", help="start services, API, front, a small model and a worker; Ctrl-C stops them")
     run.add_argument("--port", type=int, default=DEFAULT_PORT, help="port of the API (%(default)s)")
+    run.add_argument(
+        "--front-port", type=int, help=f"port of the OpenAI-compatible front ({DEFAULT_FRONT_PORT}, or a free one if it is taken)"
+    )
     add_state_option(run)
     run.add_argument("--no-worker", action="store_true", help="start neither the model nor the worker")
     run.add_argument("--backend", metavar="URL", help="serve this OpenAI-compatible backend instead of the small model")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""``dev.py run`` and ``dev.py stop``: services, API, a small model and a worker, held together by one supervisor.
+"""``dev.py run`` and ``dev.py stop``: services, API, front, a small model and a worker, held together by one supervisor.
 
 The supervisor is the process of ``run`` itself, or with ``--detach`` one in the background. It holds a lock on the
 state folder while it lives, so a ``run.json`` that a killed stack left behind is never taken for a running one.
@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from devtools.backend import DEMO_MODEL_NAME, Backend, find_demo_model
+from devtools.command_line import DEFAULT_FRONT_PORT
 from devtools.launcher import Launcher
-from devtools.processes import Child, StartFailed, Stopped, is_port_free, raise_when_asked_to_stop
+from devtools.processes import Child, StartFailed, Stopped, find_free_ports, is_port_free, raise_when_asked_to_stop
 from devtools.services import ServiceAddresses, Services
 from devtools.state import load_secrets, make_state_folder, write_private
 
@@ -74,6 +75,7 @@ def run_detached(state: Path, arguments: argparse.Namespace) -> int:
     """Start the supervisor in the background and show what it says until it is ready."""
     log = state / "logs" / "supervisor.log"
     command = [sys.executable, str(ROOT / "dev.py"), "run", "--port", str(arguments.port), "--state", str(state)]
+    command += ["--front-port", str(arguments.front_port)] if arguments.front_port else []
     command += ["--no-worker"] if arguments.no_worker else []
     command += ["--backend", arguments.backend] if arguments.backend else []
     with log.open("wb") as output:
@@ -127,6 +129,8 @@ class Stack:
     def __init__(self, state: Path, arguments: argparse.Namespace) -> None:
         self.state = state
         self.port = int(arguments.port)
+        self.wanted_front_port: int | None = arguments.front_port
+        self.front_port = arguments.front_port or DEFAULT_FRONT_PORT
         self.with_worker = not arguments.no_worker
         self.backend_url: str | None = arguments.backend and arguments.backend.rstrip("/").removesuffix("/v1")
         self.services = Services(state, os.environ)
@@ -140,6 +144,11 @@ class Stack:
         """Where the API's routes begin."""
         return f"http://127.0.0.1:{self.port}/api"
 
+    @property
+    def front_url(self) -> str:
+        """Where the front's page is; OpenAI's routes are below ``/v1``."""
+        return f"http://127.0.0.1:{self.front_port}"
+
     def start(self) -> None:
         """Start all, each as soon as what it needs answers; then write run.json. Raises StartFailed."""
         started = time.monotonic()
@@ -147,19 +156,24 @@ class Stack:
         self.programs.wait_for_leftovers()
         if not is_port_free(self.port):
             raise StartFailed(f"port {self.port} is taken; choose another one with --port")
+        if self.wanted_front_port is not None and not is_port_free(self.wanted_front_port):
+            raise StartFailed(f"port {self.wanted_front_port} is taken; choose another one with --front-port")
         backend = self.launch_backend() if self.with_worker and self.backend_url is None else None
         say("Starting the services ...")
         addresses = self.services.start()
         environment = self.build_environment(addresses)
-        say("Starting the API ...")
+        say("Starting the API and the front ...")
         run_program([str(HORDE), "db", "migrate"], environment, self.state)
         api = Api(self, environment)
         api_child = self.programs.launch(api)
+        front = Front(self, environment)
+        front_child = self.programs.launch(front)
         user = self.require_demo_user(environment)  # needs the database only, so it is made while the API comes up
         self.programs.wait_until_ready(api, api_child)
+        self.programs.wait_until_ready(front, front_child)
         self.facts = {
             "api_url": self.api_url,
-            "front_url": None,
+            "front_url": self.front_url,
             "key": user["api_key"],
             "user": user["alias"],
             "pid": os.getpid(),
@@ -242,6 +256,7 @@ class Stack:
         """What a person needs: where things are, the key, and a first request to paste."""
         lines = [
             f"API        {self.api_url} (documentation at {self.api_url}/)",
+            f"Front      {self.front_url}/v1 for OpenAI's clients (a page to chat at {self.front_url}/)",
             f"Key        {self.facts['key']} (user {self.facts['user']})",
             f"Logs       {self.facts['logs']}",
             f"Addresses  {self.state / 'run.json'}",
@@ -250,7 +265,10 @@ class Stack:
             worker = f".venv/bin/horde bridge --api {self.api_url} --key {self.facts['key']} --backend URL/v1 --name NAME"
             lines += ["", "No worker runs. To offer an OpenAI-compatible backend of yours:", "", f"  {worker}"]
         else:
-            lines += [f"Worker     {self.facts['worker']}, serving {self.facts['model']}", "", "A first chat:", ""]
+            lines += [f"Worker     {self.facts['worker']}, serving {self.facts['model']}", ""]
+            lines += ["A first chat, with OpenAI's library:", ""]
+            lines += build_openai_example(self.front_url, self.facts["key"], self.facts["model"])
+            lines += ["", "The same with the horde's own routes:", ""]
             lines += build_example(self.api_url, self.facts["key"], self.facts["model"])
         return "\n".join([*lines, "", "Ctrl-C or this stops it: " + describe_stop(self.state)])
 
@@ -270,6 +288,27 @@ class Api:
     def is_ready(self, child: Child) -> bool:
         """Whether its heartbeat answers."""
         return get_json(f"{self.stack.api_url}/v2/status/heartbeat") is not None
+
+
+@dataclass
+class Front:
+    """The OpenAI-compatible front."""
+
+    stack: Stack
+    environment: dict[str, str]
+
+    def build(self) -> Child:
+        """``horde front`` before the API, on the usual port unless another stack has it."""
+        if self.stack.wanted_front_port is None:
+            usual = is_port_free(DEFAULT_FRONT_PORT)
+            self.stack.front_port = DEFAULT_FRONT_PORT if usual else find_free_ports(1)[0]
+        command = [str(HORDE), "front", "--listen", "127.0.0.1", "--port", str(self.stack.front_port)]
+        command += ["--native-url", self.stack.api_url]
+        return Child("front", command, self.stack.state / "logs" / "front.log", self.environment, self.stack.state)
+
+    def is_ready(self, child: Child) -> bool:
+        """Whether it reaches the API."""
+        return get_json(f"{self.stack.front_url}/health/ready") is not None
 
 
 @dataclass
@@ -303,6 +342,19 @@ def build_example(api_url: str, key: str, model: str) -> list[str]:
         "It answers with an id; put it in place of ID until done is true:",
         "",
         f"  curl -s {api_url}/v2/generate/chat/status/ID",
+    ]
+
+
+def build_openai_example(front_url: str, key: str, model: str) -> list[str]:
+    """A command for a shell: a few lines of Python that print a reply. Not indented, since neither END nor Python may be."""
+    return [
+        ".venv/bin/python <<'END'",
+        "from openai import OpenAI",
+        f'client = OpenAI(base_url="{front_url}/v1", api_key={key!r})',
+        f"messages = {EXAMPLE_MESSAGES!r}",
+        f"reply = client.chat.completions.create(model={model!r}, messages=messages, temperature=0, max_tokens=64)",
+        "print(reply.choices[0].message.content)",
+        "END",
     ]
 
 

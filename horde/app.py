@@ -8,7 +8,7 @@ from flask_restx import Api
 from opentelemetry.metrics import Observation
 from sqlalchemy.pool import QueuePool
 
-from horde import db, metrics, r2, redis_ctrl
+from horde import db, image, metrics, r2, redis_ctrl
 from horde.apis import register
 from horde.apis.errors import register_error_handlers
 from horde.apis.node import NodeState
@@ -64,6 +64,7 @@ def create_app(
     metrics.set_gauge_source("horde.db.pool_connections", lambda: observe_pool(engine.pool))
     redis_ctrl.connect(config)
     r2.connect(config)
+    image.configure(server_threads=config.server_threads)
     users.configure(config)
 
     api = Api(

@@ -139,6 +139,17 @@ def reading() -> Iterator[Session]:
     _run_after_commit(session)
 
 
+@contextmanager
+def single_statement() -> Iterator[Session]:
+    """A session for one conditional write that stands alone: it is its own transaction, so nothing but it goes over the wire.
+
+    What `after_commit` gathered runs at the end. Raises ServiceUnavailable when the database is away.
+    """
+    with reading() as session:
+        yield session
+        session.commit()  # what a session of a test's own transaction needs; the driver has committed before
+
+
 def table_of(model: type[Base]) -> Table:
     """The table behind a row class. Statements of hot paths are built over it once, when their module is imported.
 

@@ -65,12 +65,17 @@ def configure(*, server_threads: int, network: Network = INTERNET) -> None:
     _State.network = network
 
 
+def is_web_url(url: str) -> bool:
+    """Whether an image has to be fetched."""
+    return _WEB_URL.match(url) is not None
+
+
 def estimate_data_url_bytes(url: str) -> int | None:
     """The size of a data URL's content once decoded, by its length; None for a web address.
 
     Raises ImageRefused with SourceImageUrlInvalid for a URL of another form.
     """
-    if _WEB_URL.match(url):
+    if is_web_url(url):
         return None
     prefix = _DATA_URL.match(url)
     if prefix is None:

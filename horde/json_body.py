@@ -39,6 +39,7 @@ def parse_json_body(data: bytes, *, replace_unstorable_characters: bool = False)
         BadRequest with NulByteInPayload or InvalidPromptEncoding: a character that cannot be stored.
     """
     text = _decode(data)
+    del data  # a body of images is tens of megabytes: held as bytes, text and values it would be there three times
     container_count = text.count("[") + text.count("{")
     if container_count + text.count(",") > MAX_JSON_VALUE_COUNT and _count_values(text) > MAX_JSON_VALUE_COUNT:
         raise BadRequest("The body holds too many values.")

@@ -116,6 +116,16 @@ def get_object(key: str) -> bytes:
         return body
 
 
+def has_object(key: str) -> bool:
+    """Whether there is such an object. Raises StoreUnavailable."""
+    try:
+        with _calling("head"):
+            _get_client().head_object(Bucket=get_bucket(key), Key=key)
+    except ObjectMissing:
+        return False
+    return True
+
+
 def sign_download_url(key: str, lifetime_seconds: int) -> str:
     """A URL that anybody may read the object by for `lifetime_seconds`; made here, without asking the store.
 

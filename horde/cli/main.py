@@ -21,6 +21,7 @@ COMMANDS = {
     "db": "apply the schema changes",
     "user": "create users and change their roles and kudos",
     "kudos": "audit the kudos ledger",
+    "store": "audit the object store",
 }
 
 EXIT_MISSING_DEPENDENCY = 1

@@ -116,6 +116,11 @@ class Caller:
         return is_pseudonymous(self.oauth_id)
 
     @property
+    def is_patron(self) -> bool:
+        """Whether the account supports the horde with money: none does, since no horde keeps such a list here."""
+        return False
+
+    @property
     def is_trusted(self) -> bool:
         """Whether rewards are paid straight to the balance."""
         return UserRoleTypes.TRUSTED in self.roles

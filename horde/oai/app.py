@@ -41,6 +41,7 @@ from horde.oai.errors import (
 from horde.oai.hub import RedisHub
 from horde.oai.models import ModelList
 from horde.oai.native import NativeClient
+from horde.oai.page import build_page_handlers
 from horde.oai.responses import add_headers, build_cors_headers, build_preflight_headers, send_empty, send_json
 from horde.oai.signals import PollingHub, SignalHub
 from horde.oai.unknown_routes import build_unknown_url_message
@@ -329,6 +330,7 @@ def create_front_app(config: FrontConfig, hub: SignalHub | None = None) -> Starl
         Route("/v1/models/{model:path}", Methods(GET=front.answer_model)),
         Route("/health", Methods(GET=front.answer_health)),
         Route("/health/ready", Methods(GET=front.answer_readiness)),
+        *(Route(path, Methods(GET=handler)) for path, handler in build_page_handlers().items()),
     ]
     app = Starlette(routes=routes, middleware=[Middleware(Frame, origins=config.cors_origins)], lifespan=front.run)
     app.router.redirect_slashes = False  # a redirect loses the body of a POST

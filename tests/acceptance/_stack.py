@@ -171,8 +171,8 @@ class Account:
 class Api:
     """``horde serve`` with two processes on one port, started and ended as often as a test likes."""
 
-    def __init__(self, environment: Mapping[str, str], folder: Path) -> None:
-        self.environment, self.log = environment, folder / "api.log"
+    def __init__(self, environment: Mapping[str, str], folder: Path, *, module: str = "horde.cli.main") -> None:
+        self.environment, self.log, self._module = environment, folder / "api.log", module
         self.port = find_free_ports(1)[0]
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}/api/v2", timeout=ANSWER_SECONDS, verify=False)
         self._process: subprocess.Popen[bytes] | None = None
@@ -190,7 +190,7 @@ class Api:
 
     def start(self) -> None:
         """Start it and wait until it answers."""
-        command = [sys.executable, "-m", "horde.cli.main", "serve", "--port", str(self.port), "--workers", "2", "--threads", "16"]
+        command = [sys.executable, "-m", self._module, "serve", "--port", str(self.port), "--workers", "2", "--threads", "16"]
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(
                 command, cwd=ROOT, env=self.environment, stdout=output, stderr=output, start_new_session=True
@@ -274,6 +274,49 @@ class Api:
             return status if status["done"] else None
 
         return dict(wait_until(find_done, seconds, log=self.log))
+
+
+class Front:
+    """``horde front`` before an API."""
+
+    def __init__(self, api: Api, folder: Path, **settings: str) -> None:
+        self.environment, self.log = {**api.environment, **settings}, folder / "front.log"
+        self.port = find_free_ports(1)[0]
+        self._native_url = api.url
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """Where its page is; OpenAI's routes are below ``/v1``."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Start it and wait until it reaches the API."""
+        command = [sys.executable, "-m", "horde.cli.main", "front", "--port", str(self.port), "--native-url", self._native_url]
+        with self.log.open("ab") as output:
+            self._process = subprocess.Popen(
+                command, cwd=ROOT, env=self.environment, stdout=output, stderr=output, start_new_session=True
+            )
+        wait_until(self.is_ready, API_START_SECONDS, log=self.log)
+
+    def is_ready(self) -> bool:
+        """Whether it says so."""
+        assert self._process is not None
+        assert self._process.poll() is None, self.log.read_text()[-3000:]
+        try:
+            return httpx.get(f"{self.url}/health/ready", timeout=ANSWER_SECONDS).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def close(self) -> None:
+        """End it."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
 
 
 def build_text_request(model: str, *, n: int = 1, max_length: int = 24, **params: Any) -> dict[str, Any]:
@@ -453,6 +496,17 @@ def running_horde(services: Mapping[str, str], folder: Path, **settings: str) ->
         yield horde
     finally:
         horde.close()
+
+
+@contextlib.contextmanager
+def running_front(horde: Horde, folder: Path, **settings: str) -> Iterator[Front]:
+    """The front of a horde."""
+    front = Front(horde.api, folder, **settings)
+    try:
+        front.start()
+        yield front
+    finally:
+        front.close()
 
 
 def build_shared_environment(addresses: ServiceAddresses, name: str) -> dict[str, str]:

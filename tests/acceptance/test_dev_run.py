@@ -63,7 +63,10 @@ def test_two_stacks_run_side_by_side_and_start_again(states: list[Path], tiny_ba
     assert [model["name"] for model in get(f"{first['api_url']}/v2/status/models?type=text", first["key"])] == [first["model"]]
     assert get(f"{second['api_url']}/v2/status/models?type=text", second["key"]) == []
     assert get(f"{first['api_url']}/v2/find_user", first["key"])["trusted"] is True
-    assert first["processes"].keys() == {"weed", "valkey", "postgres", "api", "worker"}
+    assert first["processes"].keys() == {"weed", "valkey", "postgres", "api", "front", "worker"}
+    assert first["front_url"] != second["front_url"]
+    assert [model["id"] for model in get(f"{first['front_url']}/v1/models", "")["data"]] == [first["model"]]
+    assert get(f"{second['front_url']}/v1/models", "")["data"] == []
 
     assert dev("run", "--state", str(states[0]), "--port", "1").returncode == 1  # one supervisor for a state
 
@@ -85,7 +88,7 @@ OUR_VARIABLES = ("VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME", "PYTHON_DOTENV_DISAB
 @pytest.mark.slow
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="nothing to clone")
 @pytest.mark.skipif(not all(map(shutil.which, ("git", "curl", "python3"))), reason="a newcomer has git, curl and python3")
-def test_a_clone_answers_its_printed_request_and_leaves_nothing_running(tmp_path: Path) -> None:
+def test_a_clone_answers_its_printed_requests_and_leaves_nothing_running(tmp_path: Path) -> None:
     clone, port = tmp_path / "clone", find_free_ports(1)[0]
     subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True, timeout=SECONDS)
     environment = {name: value for name, value in os.environ.items() if name not in OUR_VARIABLES}
@@ -104,6 +107,8 @@ def test_a_clone_answers_its_printed_request_and_leaves_nothing_running(tmp_path
     try:
         said = run("python3", "dev.py", "run", "--detach", "--port", str(port), "--state", str(state))
         processes = json.loads((state / "run.json").read_text())["processes"]
+        python = said[said.index(".venv/bin/python <<") : said.index("END\n", said.index("\nEND\n")) + 4]
+        assert run("sh", "-c", python).strip()
         ask, follow = [line.strip() for line in said.splitlines() if line.strip().startswith("curl ")]
         accepted = json.loads(run("sh", "-c", ask))
         deadline = time.monotonic() + SECONDS

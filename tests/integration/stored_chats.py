@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID, uuid4
 
+from sqlalchemy import update
+
 from horde import r2, redis_ctrl
 from horde.classes.kobold._chat_objects import (
     build_chat_image_key,
@@ -13,9 +15,14 @@ from horde.classes.kobold._chat_objects import (
     build_inlined_messages,
 )
 from horde.classes.kobold.queue_class import compute_queue_class
-from horde.classes.kobold.waiting_prompt import CHAT_IMAGE_DELETE_RETRY_KEY
+from horde.classes.kobold.waiting_prompt import (
+    CHAT_IMAGE_DELETE_RETRY_KEY,
+    TextWaitingPrompt,
+    delete_stored_chat_images,
+)
 from horde.classes.kobold.worker import TextRequestFacts
 from horde.clock import utcnow
+from horde.db import transaction
 from horde.r2 import ObjectMissing
 from tests.integration._fake_chat_worker import MODEL
 from tests.integration.rows import make_request
@@ -40,14 +47,13 @@ def build_messages(request_id: UUID, image_count: int) -> list[dict[str, Any]]:
 
 
 def make_stored_chat(user_id: int, *, image_count: int = 1, is_offloaded: bool = False, **columns: Any) -> UUID:
-    """A waiting chat request with its objects stored."""
+    """A waiting chat request with its objects stored: the row first, then the objects, then the activation.
+
+    One that a cleaner took meanwhile leaves nothing. Raises StoreUnavailable and leaves an inactive row then.
+    """
     request_id = uuid4()
     messages = build_messages(request_id, image_count)
     jpegs = {build_chat_image_key(request_id, n): build_jpeg(n) for n in range(image_count)}
-    for key, jpeg in jpegs.items():
-        r2.upload_source_image(key, jpeg)
-    if is_offloaded:
-        r2.upload_chat_messages(build_chat_messages_key(request_id), build_inlined_messages(messages, jpegs), is_gzipped=False)
     features = ["vision"] if image_count else []
     facts = TextRequestFacts(
         user_id=user_id,
@@ -70,7 +76,18 @@ def make_stored_chat(user_id: int, *, image_count: int = 1, is_offloaded: bool =
         "queue_class": compute_queue_class(facts),
         "created": utcnow(),
     }
-    return make_request(user_id, (MODEL,), **stored | columns)
+    is_active = columns.pop("active", True)
+    make_request(user_id, (MODEL,), **stored | columns, active=False)
+    for key, jpeg in jpegs.items():
+        r2.upload_source_image(key, jpeg)
+    if is_offloaded:
+        r2.upload_chat_messages(build_chat_messages_key(request_id), build_inlined_messages(messages, jpegs), is_gzipped=False)
+    with transaction() as session:
+        activated = update(TextWaitingPrompt).where(TextWaitingPrompt.id == request_id).values(active=is_active)
+        is_there = session.scalar(activated.returning(TextWaitingPrompt.id)) is not None
+    if not is_there:
+        delete_stored_chat_images(list_keys(request_id, image_count=image_count, is_offloaded=is_offloaded))
+    return request_id
 
 
 def list_keys(request_id: UUID, *, image_count: int = 1, is_offloaded: bool = False) -> list[str]:

@@ -473,7 +473,7 @@ def test_a_deadline_that_cannot_be_written_is_counted_and_the_post_is_accepted(
     failures = Counting("horde.text.lease_renewal_failures")
     age_job(redis, job["id"], 10)
     with monkeypatch.context() as away:
-        away.setattr(db._State, "sessions", db.sessionmaker(db.create_engine("postgresql+psycopg2://127.0.0.1:1/none")))
+        away.setattr(db._State, "reading_sessions", db.sessionmaker(db.create_engine("postgresql+psycopg2://127.0.0.1:1/none")))
         answer = horde.post_progress(job["id"])
     assert (answer.status_code, answer.json) == (200, {"accepted_seq": 1, "cancelled": False})
     assert failures.read() == [({}, 1)]

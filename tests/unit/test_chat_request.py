@@ -3,6 +3,7 @@
 
 import copy
 import dataclasses
+import hashlib
 import json
 from contextlib import suppress
 from typing import Any
@@ -15,8 +16,10 @@ from horde_sdk.worker.chat_declaration import ChatJobPayload
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from horde.chat_contract import ChatRequestRefused
+from horde.chat_contract import MAX_CHAT_IMAGE_BYTES, MAX_CHAT_IMAGE_TOTAL_BYTES, ChatRequestRefused
+from horde.classes.kobold._chat_images import list_image_parts
 from horde.classes.kobold.chat_request import (
+    OPERATION_FINGERPRINT_EXCLUDED_HORDE_KEYS,
     ChatRequest,
     build_chat_job_payload,
     build_chat_request_traits,
@@ -27,6 +30,7 @@ from horde.classes.kobold.chat_request import (
     estimate_chat_prompt_tokens,
     flatten_messages,
     parse_chat_request,
+    replace_image_urls,
     required_chat_features,
     rewrite_message_texts,
     streams_progress,
@@ -178,13 +182,107 @@ def test_bad_message_is_refused_with_its_path(message: object, path: str, rc: Re
 
 @pytest.mark.parametrize(
     ("role", "kind"),
-    [("system", "image_url"), ("assistant", "image_url"), ("tool", "image_url"), ("user", "input_audio"), ("user", "image_url")],
+    [("system", "image_url"), ("assistant", "image_url"), ("tool", "image_url"), ("user", "input_audio"), ("user", "image")],
 )
 def test_part_of_another_type_is_unsupported(role: str, kind: str) -> None:
     content = [{"type": "text", "text": "x"}, {"type": kind, kind: {}}]
     keys = {"tool_call_id": "a"} if role == "tool" else {}
     refused = refusal_of(messages=[USER, {"role": role, "content": content, **keys}])
     assert (refused.rc, refused.path) == (UNSUPPORTED, f"messages[1].content[1].type={kind}")
+
+
+def build_image(url: object = "https://example.com/a.png", **image_url: object) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url, **image_url}}
+
+
+def build_data_url(byte_count: int) -> str:
+    return "data:image/png;base64," + "A" * (byte_count // 3 * 4)
+
+
+def with_parts(*parts: object) -> list[dict[str, Any]]:
+    return [USER, {"role": "user", "content": [{"type": "text", "text": "What is it?"}, *parts]}]
+
+
+@pytest.mark.parametrize(
+    ("part", "path", "rc"),
+    [
+        ({"type": "image_url"}, "messages[1].content[1].image_url", BAD),
+        ({"type": "image_url", "image_url": "https://example.com"}, "messages[1].content[1].image_url", BAD),
+        ({"type": "image_url", "image_url": {}}, "messages[1].content[1].image_url.url", BAD),
+        (build_image(url=None), "messages[1].content[1].image_url.url", BAD),
+        (build_image(url=1), "messages[1].content[1].image_url.url", BAD),
+        (build_image(detail="best"), "messages[1].content[1].image_url.detail", BAD),
+        (build_image(detail=["low"]), "messages[1].content[1].image_url.detail", BAD),
+        (build_image(size=1), "messages[1].content[1].image_url.size", UNSUPPORTED),
+        (build_image() | {"text": "x"}, "messages[1].content[1].text", UNSUPPORTED),
+        (build_image("ftp://example.com/a"), "messages[1].content[1].image_url.url", ReturnCode.SOURCE_IMAGE_URL_INVALID),
+        (build_image("data:text/plain;base64,AAAA"), "messages[1].content[1].image_url.url", ReturnCode.SOURCE_IMAGE_URL_INVALID),
+        (
+            build_image(build_data_url(MAX_CHAT_IMAGE_BYTES + 3)),
+            "messages[1].content[1].image_url.url",
+            ReturnCode.SOURCE_IMAGE_SIZE_EXCEEDED,
+        ),
+    ],
+)
+def test_bad_image_is_refused_with_its_path(part: object, path: str, rc: ReturnCode) -> None:
+    refused = refusal_of(messages=with_parts(part))
+    assert (refused.path, refused.rc, refused.status) == (path, rc, 400)
+    assert path in refused.message
+
+
+def test_an_image_is_kept_as_sent_and_a_null_detail_is_none() -> None:
+    images = [build_image(), build_image(detail=None), build_image("data:image/png;base64,eHl6", detail="low")]
+    assert parse(messages=with_parts(*images)).messages[1]["content"][1:] == [images[0], images[0], images[2]]
+
+
+def test_twenty_images_are_taken_and_no_more() -> None:
+    assert len(parse(messages=with_parts(*[build_image()] * 20)).messages[1]["content"]) == 21
+    refused = refusal_of(messages=[*with_parts(*[build_image()] * 19), {"role": "user", "content": [build_image()] * 2}])
+    assert refused.rc is ReturnCode.TOO_MANY_EXTRA_SOURCE_IMAGES
+
+
+def test_data_urls_are_held_to_25_mebibytes_in_all() -> None:
+    largest = build_image(build_data_url(MAX_CHAT_IMAGE_BYTES - 1))
+    parse(messages=with_parts(*[largest] * 5))
+    refused = refusal_of(messages=with_parts(*[largest] * 5, build_image(build_data_url(12))))
+    assert refused.rc is ReturnCode.SOURCE_IMAGE_SIZE_EXCEEDED
+    total = 5 * ((MAX_CHAT_IMAGE_BYTES - 1) // 3 * 3) + 12
+    assert str(total) in refused.message
+    assert str(MAX_CHAT_IMAGE_TOTAL_BYTES) in refused.message
+
+
+def test_stored_messages_name_images_by_key_and_keep_no_url() -> None:
+    request_id = UUID(int=7)
+    messages = parse(messages=[*with_parts(build_image(detail="low")), *with_parts(build_image(), build_image())]).messages
+    stored = replace_image_urls(messages, request_id)
+    assert [image.image_url for image in list_image_parts(stored)] == [
+        {"url": f"horde-r2://{request_id}_chat_0.jpg", "detail": "low"},
+        {"url": f"horde-r2://{request_id}_chat_1.jpg"},
+        {"url": f"horde-r2://{request_id}_chat_2.jpg"},
+    ]
+    assert "example.com" not in json.dumps(stored)
+    assert "example.com" in json.dumps(messages)
+
+
+def test_fingerprint_covers_images_by_their_urls_as_submitted() -> None:
+    def fingerprint(*urls: str) -> str:
+        return build_operation_fingerprint(parse(messages=with_parts(*map(build_image, urls))))
+
+    first, second = "https://example.com/a.png", "https://example.com/b.png"
+    assert fingerprint(first, second) == fingerprint(first, second)
+    assert len({fingerprint(first), fingerprint(second), fingerprint(first, second), fingerprint(second, first)}) == 4
+
+
+def test_fingerprint_is_the_digest_of_the_whole_canonical_document() -> None:
+    chat = parse(messages=with_parts(build_image('https://example.com/"\\u0000"'), build_image(detail="low")))
+    identity = {
+        "messages": chat.messages,
+        "params": {"max_length": 512},
+        "models": sorted(chat.models),
+        "horde": chat.horde.model_dump(mode="json", exclude=set(OPERATION_FINGERPRINT_EXCLUDED_HORDE_KEYS)),
+    }
+    canonical = json.dumps(identity, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    assert build_operation_fingerprint(chat) == hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def test_stream_asks_for_progress() -> None:

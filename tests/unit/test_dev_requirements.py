@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """The pinned files are in step with pyproject.toml, without asking a registry."""
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -12,7 +13,13 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-FILES = {"bridge": "requirements-bridge.txt", "server": "requirements.txt", "dev": "requirements-dev.txt"}
+FILES = {
+    "bridge": "requirements-bridge.txt",
+    "server": "requirements.txt",
+    "dev": "requirements-dev.txt",
+    "clients": "requirements-clients.txt",
+}
+CLIENTS = ROOT / "tests" / "clients"
 
 
 def read_project() -> dict[str, Any]:
@@ -63,6 +70,14 @@ def test_all_files_pin_the_same_versions() -> None:
 @pytest.mark.parametrize("name", [*FILES.values(), "requirements-demo.txt"])
 def test_no_file_names_an_address(name: str) -> None:
     assert "://" not in (ROOT / name).read_text()
+
+
+def test_every_javascript_library_is_pinned_by_its_hash_and_none_by_an_address() -> None:
+    wanted = json.loads((CLIENTS / "package.json").read_text())["dependencies"]
+    packages = json.loads((CLIENTS / "package-lock.json").read_text())["packages"]
+    assert packages.pop("")["dependencies"] == wanted
+    assert {name: packages[f"node_modules/{name}"]["version"] for name in wanted} == wanted
+    assert [name for name, package in packages.items() if "resolved" in package or "integrity" not in package] == []
 
 
 def test_the_demo_model_stays_out_of_the_compiled_files() -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """The supervisor's files and words."""
 
+import ast
 import json
 import shlex
 import subprocess
@@ -31,6 +32,15 @@ def test_the_printed_request_is_valid_for_a_shell() -> None:
     assert body["messages"][0] == {"role": "system", "content": "You are a helpful assistant. Answer briefly."}
     assert "apikey: a'key" in words
     assert words[2] == "http://127.0.0.1:7001/api/v2/generate/chat/async"
+
+
+def test_the_printed_python_is_whole_whatever_the_key() -> None:
+    shell, *lines, end = stack.build_openai_example("http://127.0.0.1:7010", "a'k\\ey", "some/model")
+    assert (shell, end) == (".venv/bin/python <<'END'", "END")
+    calls = [node for node in ast.walk(ast.parse("\n".join(lines))) if isinstance(node, ast.Call)]
+    said = [{word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg != "messages"} for call in calls]
+    assert {"base_url": "http://127.0.0.1:7010/v1", "api_key": "a'k\\ey"} in said
+    assert {"model": "some/model", "temperature": 0, "max_tokens": 64} in said
 
 
 def test_the_stop_command_survives_spaces() -> None:

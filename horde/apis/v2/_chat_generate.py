@@ -2,6 +2,8 @@
 """The steps of queueing that only a chat request has."""
 
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -10,7 +12,13 @@ from sqlalchemy.orm import Session
 from horde import metrics
 from horde.apis.requests import get_config
 from horde.apis.v2._text_generate import StoredRequest, compute_quote
-from horde.chat_contract import ChatContextAdjustmentReason, ChatContextFit, count_image_parts
+from horde.chat_contract import (
+    MAX_CHAT_IMAGE_TOTAL_BYTES,
+    MAX_CHAT_IMAGE_TOTAL_BYTES_UNTRUSTED,
+    ChatContextAdjustmentReason,
+    ChatContextFit,
+)
+from horde.classes.kobold._chat_images import SubmittedImage
 from horde.classes.kobold.chat_request import (
     ChatRequest,
     ChatWorkerTargeting,
@@ -20,6 +28,7 @@ from horde.classes.kobold.chat_request import (
     chat_tools_temperature,
     flatten_messages,
     iter_message_texts,
+    replace_image_urls,
     required_chat_features,
     rewrite_message_texts,
     size_chat_context,
@@ -108,12 +117,19 @@ def size_chat_request(chat: ChatRequest, messages: list[dict[str, Any]], bounds:
     )
 
 
-def check_kudos_cap(chat: ChatRequest, facts: TextRequestFacts) -> None:
+def get_image_total_cap(submitter: Submitter) -> int:
+    """Bytes that all images of a request may take."""
+    caller = submitter.caller
+    is_generous = caller.is_trusted or caller.is_patron
+    return MAX_CHAT_IMAGE_TOTAL_BYTES if is_generous else MAX_CHAT_IMAGE_TOTAL_BYTES_UNTRUSTED
+
+
+def check_kudos_cap(chat: ChatRequest, facts: TextRequestFacts, image_count: int) -> None:
     """Refuse a request whose quote is above `horde.max_kudos`; equal is allowed."""
     cap = chat.horde.max_kudos
     if cap is None:
         return
-    quote = compute_quote(facts, 1)
+    quote = compute_quote(facts, 1, image_count)
     if quote > cap:
         message = (
             f"The request's kudos estimate at current pricing is {quote}, above its horde.max_kudos of {cap}. "
@@ -175,11 +191,13 @@ def build_facts(
     chat: ChatRequest,
     sized: SizedContext,
     targeting: ChatWorkerTargeting,
+    images: Sequence[SubmittedImage],
     *,
     user_id: int,
     worker_ids: tuple[UUID, ...],
 ) -> TextRequestFacts:
-    """What decides who may serve the request, after sizing."""
+    """What decides who may serve the request, after sizing: what dropped turns would have needed no longer counts."""
+    kept = replace(chat, messages=list(sized.messages))
     return TextRequestFacts(
         user_id=user_id,
         is_chat=True,
@@ -191,14 +209,17 @@ def build_facts(
         slow_workers=targeting.slow_workers,
         worker_ids=frozenset(worker_ids),
         worker_blacklist=targeting.is_deny_list,
-        required_features=frozenset(required_chat_features(chat)),
+        required_features=frozenset(required_chat_features(kept)),
         tools_temperature=chat_tools_temperature(chat),
-        has_images=count_image_parts(sized.messages) > 0,
+        has_images=bool(images),
     )
 
 
-def build_content(chat: ChatRequest, sized: SizedContext, worker_ids: tuple[UUID, ...]) -> RequestContent:
-    """The request as it is stored: messages and prompt hold the kept turns, the submission as it was sent."""
+def build_content(chat: ChatRequest, sized: SizedContext, wp_id: UUID, worker_ids: tuple[UUID, ...]) -> RequestContent:
+    """The request as it is stored: messages and prompt hold the kept turns, the submission as it was sent.
+
+    Images are named by the keys they will be stored under.
+    """
     return RequestContent(
         prompt=flatten_messages(sized.messages, chat.tools),
         submitted_prompt=flatten_messages(chat.messages, chat.tools),
@@ -206,7 +227,7 @@ def build_content(chat: ChatRequest, sized: SizedContext, worker_ids: tuple[UUID
         gen_payload=TextWaitingPrompt.prepare_job_payload(
             params=chat.text_params, max_length=sized.max_length, max_context_length=sized.max_context_length
         ),
-        messages=list(sized.messages),
+        messages=replace_image_urls(sized.messages, wp_id),
         chat_extras=build_stored_chat_extras(chat),
         context_adjustments=sized.adjustments,
         conformance=chat.horde.conformance.value,

@@ -59,6 +59,7 @@ class StoredRequest:
 
     id: UUID
     quote: int
+    image_count: int
     admission: PaidAdmission
     availability: WorkerAvailability
 
@@ -108,13 +109,14 @@ def check_limits(session: Session, submitter: Submitter, *, n: int, models: Sequ
     check_address_timeout(get_client_address(), for_worker=False)
 
 
-def compute_quote(facts: TextRequestFacts, n: int) -> int:
+def compute_quote(facts: TextRequestFacts, n: int, image_count: int = 0) -> int:
     """The whole kudos a dry run answers and a 202 tells."""
     quote = TextWaitingPrompt.calculate_kudos(
         max_length=facts.max_length,
         max_context_length=facts.max_context_length,
         models=list_model_figures(facts.models),
         n=n,
+        image_count=image_count,
     )
     return round_quote(quote)
 
@@ -125,6 +127,7 @@ def admit(
     facts: TextRequestFacts,
     *,
     n: int,
+    image_count: int = 0,
     allow_downgrade: bool,
     is_dry_run: bool,
     now: datetime,
@@ -151,8 +154,8 @@ def admit(
     )
     if admission.facts != facts:  # lowered: other workers may serve it now
         availability = measure(admission.facts)
-    quote = compute_quote(admission.facts, n)
-    return StoredRequest(id=wp_id, quote=quote, admission=admission, availability=availability)
+    quote = compute_quote(admission.facts, n, image_count)
+    return StoredRequest(id=wp_id, quote=quote, image_count=image_count, admission=admission, availability=availability)
 
 
 def store(session: Session, stored: StoredRequest, content: RequestContent, now: datetime) -> None:
@@ -183,7 +186,7 @@ def activate(stored: StoredRequest, *, claim: OperationKeyClaim | None, now: dat
                 stored.id,
                 caller=submitter.caller,
                 sharedkey_id=submitter.sharedkey_id,
-                tax=compute_activation_tax(),
+                tax=compute_activation_tax(stored.image_count),
                 priority=compute_starting_priority(submitter.caller, is_downgraded=submitter.is_downgraded),
                 claim=claim,
                 now=now,

@@ -14,7 +14,7 @@ from horde.classes.kobold.worker import TEXT_JOB_LEASE_SECONDS
 from horde.database.text_jobs import is_job_aborted
 from horde.database.users import build_lease_key_of
 from horde.database.workers import parse_id
-from horde.db import reading, transaction
+from horde.db import reading, single_statement
 from horde.exceptions import BadRequest, Conflict, Forbidden, NotFound, RequestTooLarge, ServiceUnavailable
 from horde.logger import get_logger
 from horde.redis_ctrl import RedisUnavailable
@@ -112,7 +112,7 @@ def renew_lease(appended: AppendResult, post: PostBody) -> bool:
         _count_renewal(appended)
         return appended.is_cancelled
     try:
-        with transaction() as session:
+        with single_statement() as session:
             written = renew_text_job_lease(session, job_id=post.job_id, job_ttl=appended.job_ttl)
     except (ServiceUnavailable, DBAPIError):
         metrics.text_lease_renewal_failures.add(1)

@@ -18,6 +18,7 @@ from horde.apis.models import kobold as shapes
 from horde.apis.requests import get_config, read_json_body, read_json_object, require_api_key
 from horde.apis.v2 import _chat_cancel as cancelling
 from horde.apis.v2 import _chat_generate as chatting
+from horde.apis.v2 import _chat_images as picturing
 from horde.apis.v2 import _text_generate as generate
 from horde.apis.v2 import _text_pop as popping
 from horde.apis.v2 import _text_progress as posting
@@ -26,6 +27,7 @@ from horde.apis.v2 import _text_submit as submitting
 from horde.chat_contract import MAX_CHAT_BODY_BYTES
 from horde.chat_progress import PostOutcome, cancel_progress_streams
 from horde.chat_signal import ChatEvent, publish_chat_event
+from horde.classes.kobold._chat_images import SubmittedImage, check_total_of_data_urls, list_kept_images
 from horde.classes.kobold.chat_request import (
     ChatDeclaration,
     ChatMessagesOffload,
@@ -229,15 +231,28 @@ class ChatAsyncGenerate(Resource):
             self.ensure_model_known(session, chat, bounds, now)
             sized = chatting.size_chat_request(chat, moderated, bounds)
             check_text_param_rules(chat.text_params, max_length=sized.max_length, max_context_length=sized.max_context_length)
-            facts = chatting.build_facts(chat, sized, targeting, user_id=submitter.caller.id, worker_ids=worker_ids)
-            chatting.check_kudos_cap(chat, facts)
-            stored = generate.admit(session, submitter, facts, n=1, allow_downgrade=False, is_dry_run=chat.horde.dry_run, now=now)
+            images = list_kept_images(chat.messages, sized.messages)
+            facts = chatting.build_facts(chat, sized, targeting, images, user_id=submitter.caller.id, worker_ids=worker_ids)
+            chatting.check_kudos_cap(chat, facts, len(images))
+            stored = generate.admit(
+                session,
+                submitter,
+                facts,
+                n=1,
+                image_count=len(images),
+                allow_downgrade=False,
+                is_dry_run=chat.horde.dry_run,
+                now=now,
+            )
+            cap_bytes = chatting.get_image_total_cap(submitter)
+            check_total_of_data_urls(images, cap_bytes)
             if chat.horde.dry_run:
                 return chatting.answer_chat_dry_run(chat, sized, stored), 200
-            content = chatting.build_content(chat, sized, worker_ids)
+            content = chatting.build_content(chat, sized, stored.id, worker_ids)
             generate.store(session, stored, content, now)
         chatting.count_adjustments(chat, sized)
-        object_keys = self.store_objects(stored, content.messages or [], {}, now)
+        jpegs = self.load_chat_images(stored, images, cap_bytes, now)
+        object_keys = self.store_objects(stored, content.messages or [], jpegs, now)
         repeated = self.activate_waiting_prompt(stored, submitter, claim, now, object_keys)
         if repeated is not None:
             return repeated, 200
@@ -260,6 +275,21 @@ class ChatAsyncGenerate(Resource):
         else:
             message = f"No worker is currently serving the model '{chat.models[0]}'."
         raise Forbidden(message, ReturnCode.NO_ELIGIBLE_WORKER)
+
+    @staticmethod
+    def load_chat_images(
+        stored: generate.StoredRequest, images: Sequence[SubmittedImage], cap_bytes: int, now: datetime
+    ) -> dict[str, bytes]:
+        """The images of an inactive request as they will be stored, by key; a refused one takes the request back.
+
+        Takes seconds, so no transaction is open. Raises ChatRequestRefused, ServiceUnavailable.
+        """
+        try:
+            return picturing.load_images(images, stored.id, cap_bytes=cap_bytes)
+        except HordeError:
+            with transaction() as session:
+                delete_inactive_request(session, stored.id, now)
+            raise
 
     @classmethod
     def store_objects(

@@ -13,6 +13,7 @@ from horde.chat_contract import (
     MAX_CHAT_MESSAGE_COUNT,
     MAX_CHAT_NAME_CHARACTERS,
     MAX_CHAT_TOOL_CALL_ID_CHARACTERS,
+    ChatRequestRefused,
     JsonObject,
     check_text_size,
     check_tool_history,
@@ -22,6 +23,7 @@ from horde.chat_contract import (
     parse_tool_calls,
     unsupported_parameter,
 )
+from horde.classes.kobold._chat_images import check_submitted_images, list_image_parts
 
 _NAMED_KEYS: Final = frozenset({"role", "content", "name"})
 _KEYS_BY_ROLE: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
@@ -33,8 +35,7 @@ _KEYS_BY_ROLE: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
         "tool": frozenset({"role", "content", "tool_call_id"}),
     }
 )
-# Image parts on user messages are refused until the server stores images.
-_PART_TYPES: Final = frozenset({"text"})
+_IMAGE_DETAILS: Final = ("auto", "low", "high")
 
 
 def parse_messages(value: object) -> list[JsonObject]:
@@ -49,6 +50,7 @@ def parse_messages(value: object) -> list[JsonObject]:
     messages = [_parse_message(message, f"messages[{index}]") for index, message in enumerate(value)]
     check_text_size(sum(count_utf8_bytes(text) for message in messages for text in _iter_counted_texts(message)))
     check_tool_history(messages)
+    check_submitted_images(list_image_parts(messages))
     return messages
 
 
@@ -76,7 +78,7 @@ def _parse_message(message: object, path: str) -> JsonObject:
         parsed.setdefault("content", None)
         if parsed["content"] is None:
             return parsed
-    _check_content(parsed.get("content"), f"{path}.content")
+    parsed["content"] = _parse_content(parsed.get("content"), f"{path}.content", takes_images=role == "user")
     return parsed
 
 
@@ -85,30 +87,54 @@ def _check_short_string(value: object, path: str, limit: int) -> None:
         raise malformed_value(path, f"has to be a string of 1 to {limit} characters")
 
 
-def _check_content(content: object, path: str) -> None:
+def _parse_content(content: object, path: str, *, takes_images: bool) -> str | list[Any]:
     if isinstance(content, str):
-        return
+        return content
     if not isinstance(content, list) or not content:
         raise malformed_value(path, "has to be a string or a non-empty array of parts")
+    parsed = content
     for index, part in enumerate(content):
         # The exact shape of nearly every part, tested first because a body may hold very many.
         if isinstance(part, dict) and len(part) == 2 and part.get("type") == "text" and isinstance(part.get("text"), str):
             continue
-        _refuse_part(part, f"{path}[{index}]")
+        if not takes_images or not isinstance(part, dict) or part.get("type") != "image_url":
+            raise _build_part_refusal(part, f"{path}[{index}]")
+        parsed = content.copy() if parsed is content else parsed
+        parsed[index] = _parse_image_part(part, f"{path}[{index}]")
+    return parsed
 
 
-def _refuse_part(part: object, path: str) -> None:
+def _parse_image_part(part: JsonObject, path: str) -> JsonObject:
+    """The part in an object of its own, from which the URL is taken once it is read."""
+    for key in part:
+        if key not in ("type", "image_url"):
+            raise unsupported_parameter(f"{path}.{key}")
+    image_url = part.get("image_url")
+    if not isinstance(image_url, dict):
+        raise malformed_value(f"{path}.image_url", "has to be an object")
+    for key in image_url:
+        if key not in ("url", "detail"):
+            raise unsupported_parameter(f"{path}.image_url.{key}")
+    if not isinstance(image_url.get("url"), str):
+        raise malformed_value(f"{path}.image_url.url", "has to be a string")
+    detail = image_url.get("detail")
+    if detail is not None and detail not in _IMAGE_DETAILS:
+        raise malformed_value(f"{path}.image_url.detail", "has to be 'auto', 'low' or 'high'")
+    return {"type": "image_url", "image_url": {key: value for key, value in image_url.items() if value is not None}}
+
+
+def _build_part_refusal(part: object, path: str) -> ChatRequestRefused:
     if not isinstance(part, dict):
-        raise malformed_value(path, "has to be an object")
+        return malformed_value(path, "has to be an object")
     kind = part.get("type")
     if not isinstance(kind, str):
-        raise malformed_value(f"{path}.type", "has to be a string")
-    if kind not in _PART_TYPES:
-        raise unsupported_parameter(f"{path}.type={kind}")
+        return malformed_value(f"{path}.type", "has to be a string")
+    if kind != "text":
+        return unsupported_parameter(f"{path}.type={kind}")
     for key in part:
         if key not in ("type", "text"):
-            raise unsupported_parameter(f"{path}.{key}")
-    raise malformed_value(f"{path}.text", "has to be a string")
+            return unsupported_parameter(f"{path}.{key}")
+    return malformed_value(f"{path}.text", "has to be a string")
 
 
 def iter_message_texts(message: Mapping[str, Any]) -> Iterator[str]:

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Final
 from uuid import UUID
 
@@ -49,8 +50,14 @@ from horde.classes.kobold._chat_context import (
     size_chat_context,
 )
 from horde.classes.kobold._chat_declaration import ChatDeclaration, parse_chat_declaration_fields
+from horde.classes.kobold._chat_images import list_image_parts
 from horde.classes.kobold._chat_messages import carries_tool_turn, iter_message_texts, parse_messages, rewrite_message_texts
-from horde.classes.kobold._chat_objects import ChatMessagesOffload, build_offload
+from horde.classes.kobold._chat_objects import (
+    ChatMessagesOffload,
+    build_chat_image_key,
+    build_chat_image_reference,
+    build_offload,
+)
 from horde.classes.kobold._chat_params import (
     check_choice_count,
     check_known_keys,
@@ -124,6 +131,7 @@ __all__ = [
     "parse_chat_declaration_fields",
     "parse_chat_request",
     "parse_chat_submission",
+    "replace_image_urls",
     "required_chat_features",
     "rewrite_message_texts",
     "select_chat_transport",
@@ -146,6 +154,7 @@ _SAMPLING_RANGES: Final = {
     **{key: TEXT_PARAM_RANGES[key] for key in ("max_length", "max_context_length", "temperature", "top_p")},
     **CHAT_PENALTY_RANGES,
 }
+_IMAGE_MARK: Final = "\x00"  # no string of a body has a NUL, so nothing that was sent looks like it
 _JSON_WORD: Final = re.compile("json", re.IGNORECASE)
 
 
@@ -306,6 +315,27 @@ def truncate_oldest_messages(
     return [message for index, message in enumerate(messages) if index not in dropped]
 
 
+def replace_image_urls(messages: Sequence[JsonObject], request_id: UUID) -> list[JsonObject]:
+    """Copies of the messages as they are stored: each image by the key it is stored under, counted from 0.
+
+    No submitted URL is left in them.
+    """
+    counter = count()
+
+    def replace(part: JsonObject) -> JsonObject:
+        if part["type"] != "image_url":
+            return part
+        reference = build_chat_image_reference(build_chat_image_key(request_id, next(counter)))
+        return part | {"image_url": part["image_url"] | {"url": reference}}
+
+    return [
+        message | {"content": [replace(part) for part in message["content"]]}
+        if isinstance(message.get("content"), list)
+        else message
+        for message in messages
+    ]
+
+
 # --- requirements ---------------------------------------------------------------------------------------------------
 
 
@@ -452,8 +482,9 @@ def build_operation_fingerprint(chat: ChatRequest) -> str:
 
     Sampling values and tool keys at their defaults count as left out, as the `horde` options do. Streaming is no part.
     """
+    image_urls = [image.image_url["url"] for image in list_image_parts(chat.messages)]
     identity: JsonObject = {
-        "messages": chat.messages,
+        "messages": _mark_images(chat.messages),
         "params": {key: value for key, value in chat.text_params.items() if CHAT_SAMPLING_DEFAULTS.get(key) != value},
         "models": sorted(chat.models),
         "horde": chat.horde.model_dump(mode="json", exclude=set(OPERATION_FINGERPRINT_EXCLUDED_HORDE_KEYS)),
@@ -465,8 +496,32 @@ def build_operation_fingerprint(chat: ChatRequest) -> str:
         del extras["parallel_tool_calls"]
     if extras:
         identity["chat_extras"] = extras
-    canonical = json.dumps(identity, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
+    pieces = _write_canonical(identity).split(_write_canonical(_IMAGE_MARK))
+    digest = hashlib.sha256(pieces[0].encode("utf-8", "surrogatepass"))
+    for url, piece in zip(image_urls, pieces[1:], strict=True):
+        digest.update(_write_canonical(url).encode("utf-8", "surrogatepass"))
+        digest.update(piece.encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
+
+
+def _write_canonical(value: object) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def _mark_images(messages: Sequence[JsonObject]) -> list[JsonObject]:
+    """The messages with a mark for each image's URL, so that megabytes of images are written one at a time."""
+    return [
+        message
+        | {
+            "content": [
+                part | {"image_url": part["image_url"] | {"url": _IMAGE_MARK}} if part["type"] == "image_url" else part
+                for part in message["content"]
+            ]
+        }
+        if isinstance(message.get("content"), list)
+        else message
+        for message in messages
+    ]
 
 
 # --- reply ----------------------------------------------------------------------------------------------------------

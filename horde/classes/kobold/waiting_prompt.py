@@ -149,12 +149,16 @@ class TextWaitingPrompt(WaitingPrompt):
     chat_fault_rc: Mapped[str | None] = mapped_column(String(32))
 
     @staticmethod
-    def calculate_kudos(*, max_length: int, max_context_length: int, models: Sequence[tuple[float, bool]], n: int) -> Decimal:
+    def calculate_kudos(
+        *, max_length: int, max_context_length: int, models: Sequence[tuple[float, bool]], n: int, image_count: int = 0
+    ) -> Decimal:
         """The quote: what a dry run answers and `horde.max_kudos` is compared with, priced at the first listed model.
 
         `models` are (multiplier, is known). Rounded for display by `pricing.round_quote`.
         """
-        return compute_text_quote(max_length=max_length, max_context_length=max_context_length, models=models, n=n)
+        return compute_text_quote(
+            max_length=max_length, max_context_length=max_context_length, models=models, n=n, image_count=image_count
+        )
 
     @staticmethod
     def require_upfront_kudos(
@@ -421,6 +425,14 @@ def count_queued_chat_image_deletes() -> int | None:
     except RedisUnavailable:
         return None
     return count if isinstance(count, int) else 0
+
+
+def find_queued_chat_image_deletes(keys: Sequence[str]) -> set[str]:
+    """Which of these keys wait for their deletion. Raises RedisUnavailable."""
+    if not keys:
+        return set()
+    flags = redis_ctrl.call(redis_ctrl.cache_db, lambda client: client.smismember(CHAT_IMAGE_DELETE_RETRY_KEY, list(keys)))
+    return {key for key, is_member in zip(keys, flags, strict=True) if is_member} if isinstance(flags, list) else set()
 
 
 def _forget_queued_deletes(keys: Sequence[str]) -> None:

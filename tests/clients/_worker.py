@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+"""A worker that answers by what the last message says, so that a client's test knows the reply.
+
+| The last message | Reply |
+| --- | --- |
+| is a tool's | "It is 21 degrees in Paris." |
+| is a user's, and tools are offered | a call of the first tool, its arguments from ``ARGUMENTS`` |
+| asks for a JSON format | ``PERSON`` as JSON |
+| contains "slowly" | two words, then nothing until the request is cancelled |
+| contains "reason" | reasoning, then "Blue." |
+| contains "fail" | a fault |
+| anything else | "Blue, like the sky." in four posts when it is streamed |
+"""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+
+ANSWER_SECONDS = 30
+IDLE_SECONDS = 0.05
+HOLD_SECONDS = 60  # a request that nobody cancels; long after the test failed
+
+MODEL = "tests/clients-model"
+FEATURES = [
+    *("tools", "json_object", "json_schema", "tools_with_response_format", "seed", "presence_penalty", "frequency_penalty"),
+    *("reasoning_effort", "tool_choice_enforced", "single_tool_call_enforced", "structured_output_enforced"),
+    "prompt_overflow_refused",
+]
+PIECES = ["Blue", ", like", " the", " sky."]
+WEATHER = "It is 21 degrees in Paris."
+PERSON = {"name": "Ada", "age": 36}
+ARGUMENTS: dict[str, dict[str, Any]] = {"get_weather": {"city": "Paris"}}  # any other function gets PERSON
+
+type Job = dict[str, Any]
+
+
+class AnsweringWorker:
+    """Pops until it is stopped; each job is served in a thread of its own."""
+
+    def __init__(self, api_url: str, key: str, name: str = "answering worker", model: str = MODEL) -> None:
+        self._http = httpx.Client(base_url=f"{api_url}/v2", headers={"apikey": key}, timeout=ANSWER_SECONDS)
+        self._name, self.model = name, model
+        self._is_stopped = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self.payloads: list[Job] = []
+
+    def run(self) -> None:
+        """Pop and serve until stopped."""
+        while not self._is_stopped.is_set():
+            job = self.pop()
+            if job["id"] is None:
+                self._is_stopped.wait(IDLE_SECONDS)
+                continue
+            self.payloads.append(job["payload"])
+            thread = threading.Thread(target=self.serve, args=(job,))
+            self._threads.append(thread)
+            thread.start()
+
+    def pop(self) -> Job:
+        """A pop with a declaration of everything but images."""
+        body = {
+            "name": self._name,
+            "models": [self.model],
+            "bridge_agent": "Horde Bridge:1:https://example.org",
+            "max_length": 1024,
+            "max_context_length": 8192,
+            "threads": 16,
+            "chat_jobs": True,
+            "model_id": self.model,
+            "chat_features": FEATURES,
+            "chat_limits": {"max_context_length": 8192, "max_length": 1024},
+        }
+        answer = self._http.post("/generate/text/pop", json=body)
+        answer.raise_for_status()
+        return dict(answer.json())
+
+    def serve(self, job: Job) -> None:
+        """Answer one job."""
+        payload = job["payload"]
+        last = payload["messages"][-1]
+        said = str(last["content"])
+        if last["role"] == "tool":
+            self.reply(job, [WEATHER])
+        elif payload.get("tools") and payload.get("tool_choice") != "none":
+            self.submit(job, tool_calls=[build_call(choose_function(payload))])
+        elif (payload.get("response_format") or {}).get("type", "text") != "text":
+            self.reply(job, [json.dumps(PERSON)])
+        elif "slowly" in said:
+            self.hold(job)
+        elif "reason" in said:
+            self.reply(job, ["Blue."], reasoning="The sky comes to mind.")
+        elif "fail" in said:
+            self._http.post("/generate/text/submit", json={"id": job["id"], "state": "faulted", "model_id": job["model"]})
+        else:
+            self.reply(job, PIECES)
+
+    def reply(self, job: Job, pieces: list[str], reasoning: str | None = None) -> None:
+        """Post the pieces when that is wanted, then submit the whole."""
+        deltas = [{"reasoning_content": reasoning}] if reasoning else []
+        deltas += [{"content": piece} for piece in pieces]
+        if job["payload"].get("stream_progress"):
+            for number, delta in enumerate(deltas, start=1):
+                self.post(job, number, delta)
+        self.submit(job, "".join(pieces), **({"reasoning_content": reasoning} if reasoning else {}))
+
+    def post(self, job: Job, number: int, delta: dict[str, str]) -> dict[str, Any]:
+        """Tell what was generated since the last post."""
+        return dict(self._http.post("/generate/text/progress", json={"id": job["id"], "seq": number, "delta": delta}).json())
+
+    def submit(self, job: Job, content: str | None = None, **more: Any) -> None:
+        """Hand the reply in."""
+        body = {
+            "id": job["id"],
+            "model_id": job["model"],
+            "message": {"role": "assistant", "content": content, **more},
+            "finish_reason": "tool_calls" if "tool_calls" in more else "stop",
+            "prompt_tokens": 21,
+            "completion_tokens": 5,
+        }
+        answer = self._http.post("/generate/text/submit", json=body)
+        assert answer.status_code == 200, answer.text
+
+    def hold(self, job: Job) -> None:
+        """Say two words and go on only when the request is cancelled, as a worker that generates for long would."""
+        number = 0
+        for _ in range(int(HOLD_SECONDS / IDLE_SECONDS)):
+            if self._is_stopped.wait(IDLE_SECONDS * 4 if number else 0):
+                return
+            if not job["payload"].get("stream_progress"):
+                continue
+            number += 1
+            answer = self.post(job, number, {"content": ["One,", " two,"][number - 1] if number <= 2 else "."})
+            if answer.get("cancelled") or "rc" in answer:
+                return
+
+    def stop(self) -> None:
+        """Stop popping and wait for the jobs."""
+        self._is_stopped.set()
+        for thread in self._threads:
+            thread.join()
+        self._http.close()
+
+
+def choose_function(payload: Job) -> str:
+    """The function that has to be called, else the first."""
+    choice = payload.get("tool_choice")
+    tool = choice if isinstance(choice, dict) else payload["tools"][0]
+    return str(tool["function"]["name"])
+
+
+def build_call(name: str) -> dict[str, Any]:
+    """A call as an OpenAI-compatible backend makes it."""
+    arguments = json.dumps(ARGUMENTS.get(name, PERSON))
+    return {"id": "call_1", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+@contextmanager
+def running_worker(api_url: str, key: str) -> Iterator[AnsweringWorker]:
+    """The worker, known to the API."""
+    worker = AnsweringWorker(api_url, key)
+    worker.pop()
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        yield worker
+    finally:
+        worker.stop()
+        thread.join()

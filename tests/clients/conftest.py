@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+"""A whole horde for clients: API, front and a worker that answers, and the clients themselves.
+
+What people point at the front is installed when a test first asks (``devtools/clients.py``). Without a registry those
+tests are skipped with a word, on a build server they fail.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from devtools import clients
+from devtools.bootstrap import SetupError
+from devtools.services import ServiceAddresses
+from tests.acceptance._stack import Account, Front, Horde, build_shared_environment, running_front, running_horde
+from tests.clients._browser import Browser
+from tests.clients._worker import MODEL, AnsweringWorker, running_worker
+
+
+@dataclass
+class Stack:
+    """What a client needs to know, and what a test may look at."""
+
+    horde: Horde
+    front: Front
+    client: Account
+    worker: AnsweringWorker
+
+    def build_environment(self) -> dict[str, str]:
+        """The settings of a client's script. Bytecode is kept, since the libraries come without."""
+        told = {
+            "HORDE_URL": f"{self.front.url}/v1",
+            "HORDE_KEY": self.client.key,
+            "HORDE_MODEL": MODEL,
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+            "ANONYMIZED_TELEMETRY": "False",
+            "LANGSMITH_TRACING": "false",
+            "AI_SDK_LOG_WARNINGS": "false",
+        }
+        dropped = ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "VIRTUAL_ENV", "OPENAI_API_KEY", "OPENAI_BASE_URL")
+        return {name: value for name, value in os.environ.items() if name not in dropped} | told
+
+    def is_cancelled(self, request_id: str) -> bool:
+        """Whether the horde gave the request up."""
+        (outcome,) = self.horde.database.rows("SELECT terminal_outcome FROM waiting_prompts WHERE id = %s", request_id)
+        return outcome[0] == "cancelled"
+
+
+@pytest.fixture(scope="session")
+def stack(service_urls: ServiceAddresses, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A horde with its front and one worker for all tests of a process."""
+    folder = tmp_path_factory.mktemp("clients")
+    environment = build_shared_environment(service_urls, "clients")
+    with running_horde(environment, folder) as horde, running_front(horde, folder) as front:
+        client, owner = horde.create_account("client"), horde.create_account("owner")
+        with running_worker(horde.api.url, owner.key) as worker:
+            yield Stack(horde, front, client, worker)
+
+
+def require[Found](find: Callable[[], Found]) -> Found:
+    """What is to be installed; without it a skip, or a failure on a build server."""
+    try:
+        return find()
+    except SetupError as error:
+        if os.environ.get("CI"):
+            pytest.fail(str(error), pytrace=False)
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def client_python() -> Path:
+    """The interpreter with the Python libraries."""
+    return require(clients.require_python)
+
+
+@pytest.fixture(scope="session")
+def node() -> tuple[Path, Path]:
+    """Node, and the folder that a script has to lie in to find the JavaScript libraries."""
+    return require(clients.require_node)
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """A headless Chromium."""
+    program = require(clients.require_browser)
+    with Browser(program, tmp_path_factory.mktemp("browser")) as started:
+        yield started
