@@ -120,7 +120,7 @@ def test_a_streamed_request_hands_the_hint_and_a_lease_to_its_worker(horde: Chat
         "lease_cap": "600",
         "trusted": "1",
     }
-    assert 235 < float(redis.ttl(f"horde:chat:lease:{job['id']}")) <= 240  # type: ignore[arg-type]
+    assert 200 < float(redis.ttl(f"horde:chat:lease:{job['id']}")) <= 240  # type: ignore[arg-type]
 
 
 def test_an_untrusted_owners_lease_is_capped_earlier(untrusted: ChatHorde, redis: Redis) -> None:
@@ -385,13 +385,13 @@ def test_posts_move_the_deadline_in_postgres_and_redis_alike(horde: ChatHorde, r
     age_job(redis, job["id"], 100)
     horde.post_progress(job["id"], 1, "a")
     granted = get_job(job["id"]).job_ttl
-    assert 250 < granted <= 252
+    assert 250 < granted < 280
     assert read_lease(redis, job["id"])["job_ttl"] == str(granted)
     horde.post_progress(job["id"], 1, "a")  # a retry
     assert get_job(job["id"]).job_ttl == granted
     age_job(redis, job["id"], 140)
     horde.post_progress(job["id"], 2, "b")
-    assert 390 < get_job(job["id"]).job_ttl <= 393
+    assert 390 < get_job(job["id"]).job_ttl < 420
     assert renewals.read() == [({"horde.outcome": "granted", "horde.worker_trusted": True}, 2)]
 
 
@@ -503,12 +503,14 @@ def test_posts_with_a_lease_are_not_limited_and_others_are(service_urls: Service
         assert {answer.status_code for answer in answers} == {200}
         with Redis.from_url(f"{service_urls.redis_url}/1", decode_responses=True) as counters:
             counters.flushdb()
-            assert refused(horde.post_progress(str(uuid4()))) == (404, "ChatJobAborted")
-            (counter,) = counters.keys()  # type: ignore[misc]
-            assert counters.get(counter) == "1"
+            found: list[str] = []
+            while not found:  # on a busy machine its second may be over before it is looked for
+                assert refused(horde.post_progress(str(uuid4()))) == (404, "ChatJobAborted")
+                found = [str(key) for key in counters.scan_iter()]
+            assert len(found) == 1
+            counters.set(found[0], 58, ex=60)
             assert horde.post_progress(job["id"], 101, key="wrong").status_code == 403
-            assert counters.get(counter) in {"2", "1"}  # 1 when a second began in between
-            counters.set(counter, 60, ex=60)
+            assert horde.post_progress(str(uuid4())).status_code == 404
             assert horde.post_progress(str(uuid4())).status_code == 429
             assert horde.post_progress(job["id"], 101, key="wrong").status_code == 429
             assert horde.post_progress(job["id"], 101, "x").status_code == 200
@@ -594,11 +596,11 @@ def test_a_fake_past_its_lease_looks_aborted(horde: ChatHorde, redis: Redis, fak
 
 
 def test_a_fakes_late_reply_is_refused_like_a_real_one(horde: ChatHorde, redis: Redis, fake_job: str) -> None:
-    age_job(redis, fake_job, 205)  # a real one may be submitted until the clean-up has come by
+    age_job(redis, fake_job, 190)  # a real one may be submitted until the clean-up has come by
     assert horde.reply(fake_job).status_code == 200
     with transaction() as session:
         session.execute(update(ProcessingGeneration).values(generation=None))
-    age_job(redis, fake_job, 6)
+    age_job(redis, fake_job, 21)
     assert refused(horde.reply(fake_job)) == (400, "AbortedGen")
     assert not get_job(fake_job).faulted
     assert horde.fault(fake_job).json == {"reward": 0.0}
