@@ -81,7 +81,7 @@ def get_bucket(key: str) -> str:
 
 
 def put_object(
-    key: str, body: bytes, *, content_type: str, content_encoding: str | None = None, cache_control: str | None = None
+    key: str, body: bytes | bytearray, *, content_type: str, content_encoding: str | None = None, cache_control: str | None = None
 ) -> None:
     """Store an object, over whatever was there. Raises StoreUnavailable; then it may be stored or not."""
     headers = {"ContentEncoding": content_encoding, "CacheControl": cache_control}
@@ -95,7 +95,7 @@ def upload_source_image(key: str, jpeg: bytes) -> None:
     put_object(key, jpeg, content_type=JPEG_TYPE)
 
 
-def upload_chat_messages(key: str, body: bytes, *, is_gzipped: bool) -> None:
+def upload_chat_messages(key: str, body: bytes | bytearray, *, is_gzipped: bool) -> None:
     """Store the messages of a request as one JSON document. Raises StoreUnavailable.
 
     `no-transform` keeps a store from unpacking what it was given packed, whatever a client says it accepts.

@@ -33,26 +33,23 @@ def build_jpeg(index: int) -> bytes:
     return b"\xff\xd8\xff" + bytes([index]) * (50 + index) + b"\xff\xd9"
 
 
-def build_messages(request_id: UUID, image_count: int) -> list[dict[str, Any]]:
-    """A conversation whose last user message has the images, each with the client's `detail`."""
-    images = [
-        {
-            "type": "image_url",
-            "image_url": {"url": build_chat_image_reference(build_chat_image_key(request_id, n)), "detail": "low"},
-        }
-        for n in range(image_count)
-    ]
+def build_messages(request_id: UUID, image_count: int, **extra: str) -> list[dict[str, Any]]:
+    """A conversation whose last user message has the images, each with what else the client sent for it."""
+    references = [build_chat_image_reference(build_chat_image_key(request_id, n)) for n in range(image_count)]
+    images = [{"type": "image_url", "image_url": {"url": url, **extra}} for url in references]
     parts: list[dict[str, Any]] = [{"type": "text", "text": 'What is "in" these?'}, *images]
     return [{"role": "system", "content": "Describe images briefly."}, {"role": "user", "content": parts}]
 
 
-def make_stored_chat(user_id: int, *, image_count: int = 1, is_offloaded: bool = False, **columns: Any) -> UUID:
+def make_stored_chat(
+    user_id: int, *, image_count: int = 1, is_offloaded: bool = False, detail: str | None = "low", **columns: Any
+) -> UUID:
     """A waiting chat request with its objects stored: the row first, then the objects, then the activation.
 
     One that a cleaner took meanwhile leaves nothing. Raises StoreUnavailable and leaves an inactive row then.
     """
     request_id = uuid4()
-    messages = build_messages(request_id, image_count)
+    messages = build_messages(request_id, image_count, **({} if detail is None else {"detail": detail}))
     jpegs = {build_chat_image_key(request_id, n): build_jpeg(n) for n in range(image_count)}
     features = ["vision"] if image_count else []
     facts = TextRequestFacts(

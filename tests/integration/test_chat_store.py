@@ -9,6 +9,7 @@ import threading
 import urllib.parse
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -18,6 +19,7 @@ from sqlalchemy import text
 
 from devtools.services import ServiceAddresses
 from horde import r2, redis_ctrl
+from horde.apis.requests import CONFIG_EXTENSION
 from horde.classes.kobold import waiting_prompt
 from horde.classes.kobold.waiting_prompt import (
     CHAT_IMAGE_DELETE_RETRY_KEY,
@@ -44,6 +46,7 @@ from tests.integration.stored_chats import (
     make_stored_chat,
 )
 from tests.integration.tcp_gate import TcpGate
+from tests.integration.test_budgets import counting
 from tests.integration.text_horde import make_shared_key
 
 VISION = ["prompt_overflow_refused", "vision"]
@@ -121,7 +124,7 @@ def test_a_worker_that_fetches_gets_signed_urls(horde: ChatHorde, transports: li
     assert [fetch(url) for url in urls] == [(200, build_jpeg(n)) for n in range(3)]
     assert {get_lifetime(url) for url in urls} == {600}
     assert get_transport(job) == "url"
-    sent, stored = job["payload"]["messages"], build_messages(request_id, 3)
+    sent, stored = job["payload"]["messages"], build_messages(request_id, 3, detail="low")
     for place, url in enumerate(urls, start=1):
         stored[1]["content"][place]["image_url"]["url"] = url
     assert sent == stored, "all else is as it was stored"
@@ -266,6 +269,20 @@ def test_a_request_whose_images_are_gone_ends_as_faulted(horde: ChatHorde) -> No
     horde.take_nothing(chat_features=VISION, image_transports=["base64"])
 
 
+@pytest.mark.parametrize("transport", ["url", "base64", "messages_url"])
+def test_a_job_with_images_costs_the_database_what_any_job_costs(horde: ChatHorde, transport: str) -> None:
+    declared = {"chat_features": VISION, "image_transports": [transport, "base64"]}
+    horde.take_nothing(**declared)
+    make_stored_chat(horde.requester_id, image_count=2, is_offloaded=True)
+    horde.take(**declared)  # the process meets the class of the request
+    make_stored_chat(horde.requester_id, image_count=2, is_offloaded=True)
+    with counting() as counted:
+        job = horde.take(**declared)
+    assert get_transport(job) == transport
+    assert len(counted.statements) <= 5, counted.statements
+    assert counted.transactions <= 2
+
+
 # --- they go with their request --------------------------------------------------------------------------------------
 
 
@@ -390,6 +407,20 @@ def test_without_redis_alone_objects_go(horde: ChatHorde, monkeypatch: pytest.Mo
     monkeypatch.setattr(redis_ctrl, "call", fail)
     threads.check_waiting_prompts()
     assert count_stored(list_keys(request_id)) == 0
+
+
+def test_without_a_store_nothing_waits_for_its_deletion(horde: ChatHorde) -> None:
+    """A refused request names images that were never stored."""
+    request_id = make_stored_chat(horde.requester_id, active=False)
+    config = horde.app.extensions[CONFIG_EXTENSION]
+    r2.connect(replace(config, s3_endpoint=""))
+    try:
+        with transaction() as session:
+            delete_inactive_request(session, request_id, utcnow())
+        assert find_request(request_id) is None
+        assert list_waiting_deletes() == set()
+    finally:
+        r2.connect(config)
 
 
 def test_a_cleaner_that_dies_after_the_commit_orphans_nothing(horde: ChatHorde, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@
 `tests/data/native_wire_examples.json` holds the bodies as published; strings in angle brackets are placeholders.
 """
 
+import base64
 import json
 import re
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from tests.integration._fake_chat_worker import (
     chat_horde,
     start_anew,
 )
+from tests.integration.stored_chats import build_jpeg, make_stored_chat
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "data" / "native_wire_examples.json"
 BODIES = {(row["name"], row["kind"]): row["body"] for row in json.loads(EXAMPLES.read_text(encoding="utf-8"))}
@@ -177,6 +179,21 @@ def test_a_chat_job(horde: ChatHorde) -> None:
     job = pop_as_published(horde)
     check_like("Chat job", job)
     assert job["payload"] == published["payload"]
+
+
+def test_a_chat_job_with_an_image(horde: ChatHorde) -> None:
+    features = ["prompt_overflow_refused", "vision"]
+    make_stored_chat(horde.requester_id, detail=None)
+    job = horde.take(chat_features=features, image_transports=["base64"])
+    check_like("Chat job with an image", job, model_name=MODEL)
+    url = job["payload"]["messages"][1]["content"][1]["image_url"]["url"]
+    assert base64.b64decode(url.removeprefix("data:image/jpeg;base64,"), validate=True) == build_jpeg(0)
+
+
+def test_a_chat_job_with_offloaded_messages(horde: ChatHorde) -> None:
+    make_stored_chat(horde.requester_id, image_count=0, is_offloaded=True)
+    job = horde.take(image_transports=["url", "base64", "messages_url"])
+    check_like("Chat job with offloaded messages", job, model_name=MODEL)
 
 
 def test_a_chat_job_with_tools(horde: ChatHorde) -> None:

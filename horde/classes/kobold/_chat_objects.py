@@ -22,7 +22,7 @@ class ChatMessagesOffload:
     """The messages of a request as one object; the body is packed when `is_gzipped`."""
 
     key: str
-    body: bytes = field(repr=False)
+    body: bytes | bytearray = field(repr=False)
     is_gzipped: bool
 
 
@@ -83,10 +83,10 @@ def count_inlined_bytes(messages: Sequence[JsonObject], image_sizes: Mapping[str
     return text
 
 
-def build_inlined_messages(messages: Sequence[JsonObject], jpegs: Mapping[str, bytes]) -> bytes:
+def build_inlined_messages(messages: Sequence[JsonObject], jpegs: Mapping[str, bytes]) -> bytearray:
     """The messages as a base64 worker receives them, as compact JSON; `jpegs` are by key.
 
-    The images are written between the pieces of the JSON, so that 25 MiB of them are never held as text as well.
+    The images are written between the pieces of the JSON, so that 25 MiB of them are held once and not as text as well.
     """
     text = build_compact_json(messages).encode()
     body = bytearray()
@@ -101,7 +101,7 @@ def build_inlined_messages(messages: Sequence[JsonObject], jpegs: Mapping[str, b
         body += b'"'
         position = found + len(reference)
     body += text[position:]
-    return bytes(body)
+    return body
 
 
 def build_offload(
@@ -110,7 +110,7 @@ def build_offload(
     """The object for messages above the threshold; None for those that stay inline."""
     if count_inlined_bytes(messages, {key: len(jpeg) for key, jpeg in jpegs.items()}) <= largest_inline_bytes:
         return None
-    body = build_inlined_messages(messages, jpegs)
+    body: bytes | bytearray = build_inlined_messages(messages, jpegs)
     packed = gzip.compress(body, GZIP_LEVEL, mtime=0) if packs else body
     is_gzipped = len(packed) < len(body)
     return ChatMessagesOffload(

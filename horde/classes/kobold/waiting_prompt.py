@@ -373,8 +373,11 @@ def _list_object_keys(rows: Sequence[Any]) -> list[str]:
 def delete_stored_chat_images(keys: Sequence[str]) -> None:
     """Delete objects whose request is gone; those the store keeps wait in the retry set. Best effort.
 
-    Call it after the commit. A key for which neither works is logged, and its object may stay for ever.
+    Call it after the commit. A key for which neither works is logged, and its object may stay for ever. Where no store is
+    configured there is nothing to delete: a request names its images before they are stored.
     """
+    if not r2.is_configured():
+        return
     kept = r2.delete_objects(keys)
     metrics.store_deletes.add(len(keys) - len(kept), {"horde.outcome": "deleted"})
     lost = queue_chat_image_deletes(kept)
@@ -387,6 +390,8 @@ def delete_stored_chat_images(keys: Sequence[str]) -> None:
 
 def queue_chat_image_deletes(keys: Sequence[str]) -> list[str]:
     """Let keys wait for `retry_chat_image_deletes`. Those that found no place: all of them while Redis is away."""
+    if not r2.is_configured():
+        return []
     lost: list[str] = []
     for start in range(0, len(keys), CHAT_IMAGE_DELETES_A_TICK):
         part = list(keys[start : start + CHAT_IMAGE_DELETES_A_TICK])
