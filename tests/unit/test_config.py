@@ -55,6 +55,11 @@ def test_a_database_is_needed() -> None:
         ("ADMINS", "name#1"),
         ("ADMINS", "[1]"),
         ("HORDE_TRUSTED_PROXIES", "10.0.0.0/8, proxy"),
+        ("S3_ENDPOINT", "store:8333"),
+        ("S3_PUBLIC_ENDPOINT", "images.example"),
+        ("R2_TRANSIENT_ACCOUNT", "store"),
+        ("HORDE_CHAT_MESSAGES_OFFLOAD_BYTES", "many"),
+        ("HORDE_CHAT_MESSAGES_OFFLOAD_ENABLED", "1"),  # there is nowhere to put them
     ],
 )
 def test_a_malformed_value_is_refused_by_name(name: str, value: str) -> None:
@@ -83,3 +88,20 @@ def test_secrets_do_not_show() -> None:
     shown = repr(read(REDIS_URL="redis://:word@host", AWS_ACCESS_KEY_ID="word", AWS_SECRET_ACCESS_KEY="word"))
     assert "word" not in shown
     assert "salt" not in shown
+
+
+@pytest.mark.parametrize("missing", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"])
+def test_a_store_needs_both_its_keys(missing: str) -> None:
+    keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", missing: ""}
+    with pytest.raises(ConfigError, match=missing):
+        read(S3_ENDPOINT="https://store.example", **keys)
+
+
+def test_the_settings_of_the_store() -> None:
+    keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
+    config = read(R2_TRANSIENT_ACCOUNT="https://account.example/", R2_SOURCE_IMAGE_BUCKET="images", **keys)
+    assert (config.s3_endpoint, config.s3_region) == ("https://account.example", "auto")
+    assert (config.source_image_bucket, config.chat_messages_bucket) == ("images", "images")
+    config = read(S3_ENDPOINT="https://store.example", R2_CHAT_MESSAGES_BUCKET="messages", AWS_DEFAULT_REGION="eu", **keys)
+    assert (config.source_image_bucket, config.chat_messages_bucket) == ("stable-horde-source-images", "messages")
+    assert config.s3_region == "eu"
