@@ -276,6 +276,9 @@ def test_a_job_with_images_costs_the_database_what_any_job_costs(horde: ChatHord
     make_stored_chat(horde.requester_id, image_count=2, is_offloaded=True)
     horde.take(**declared)  # the process meets the class of the request
     make_stored_chat(horde.requester_id, image_count=2, is_offloaded=True)
+    with transaction() as session:  # between two check-ins: one that is due costs every pop a statement more
+        seen = {"then": utcnow() - timedelta(hours=1), "now": utcnow()}
+        session.execute(text("UPDATE workers SET created = :then, last_check_in = :now"), seen)
     with counting() as counted:
         job = horde.take(**declared)
     assert get_transport(job) == transport
