@@ -23,6 +23,15 @@ def run_benchmark(service_urls: ServiceAddresses, name: str, *options: str) -> s
 
 
 @pytest.mark.slow
+def test_the_images_benchmark_decodes_two_at_a_time_at_most(service_urls: ServiceAddresses) -> None:
+    answer = run_benchmark(service_urls, "images", "--json", "--rounds", "1", "--images", "3")
+    assert answer.returncode == 0, answer.stderr
+    figures = json.loads(answer.stdout)
+    assert figures["images"] == 3
+    assert 1 <= figures["decoded_at_once"] <= 2
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [(), ("--chat",)])
 def test_the_queue_benchmark_prints_a_row_for_the_floor_and_each_filling(
     service_urls: ServiceAddresses, family: tuple[str, ...]

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """A horde under attack: requests of `tests.fuzz` sent to a real application, and what must hold of every answer."""
 
+import base64
 import json
 import logging
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from ipaddress import ip_address
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,13 +19,16 @@ from sqlalchemy import text
 from werkzeug.test import TestResponse
 
 from devtools.services import ServiceAddresses
+from horde import image
 from horde.apis.responses import JSON_TYPE
 from horde.app import RESOURCE_MODULES
 from horde.classes.base.user import ANONYMOUS_KEY, UserRoleTypes, UserSharedKey, hash_api_key
 from horde.database import caches, users
 from horde.database.kudos import fold_postings
 from horde.db import transaction
+from horde.image import encode_chat_image
 from horde.logger import JsonFormatter
+from horde.outbound import Network
 from horde.return_codes import ReturnCode
 from tests.fuzz import KEY_MARK, MARKER, Attack, Attacker, Example
 from tests.integration._fake_chat_worker import (
@@ -39,9 +44,11 @@ from tests.integration._fake_chat_worker import (
 )
 from tests.integration.rows import SECRET, make_user, own_horde
 from tests.integration.text_horde import KCPP_AGENT, KNOWN, list_discrepancies, start_clean
+from tests.unit.test_image import RED, build_data_url, draw
 
 WIRE_EXAMPLES = Path(__file__).resolve().parent.parent / "data" / "native_wire_examples.json"
 LONGEST_SECONDS = 2.0
+PICTURE = build_data_url(draw("RGB", "PNG", RED))
 LONGEST_REFUSAL_BYTES = 20_000
 RENEW_AFTER = 200  # attacks on the same requests and jobs
 WATCHED_TABLES = (
@@ -248,6 +255,8 @@ class FuzzHorde:
         yield "/api/v2/generate/chat/async", FULL_CHAT
         yield "/api/v2/generate/chat/async", FULL_CHAT
         yield "/api/v2/generate/chat/async", build_chat_body(messages=[{"role": "user", "content": MARKER}], max_tokens=8)
+        for urls in ([PICTURE, PICTURE], ["https://pictures.example/a.png", PICTURE]):
+            yield "/api/v2/generate/chat/async", build_chat_body(messages=build_image_messages(*urls), max_tokens=16)
         yield "/api/v2/generate/text/async", FULL_TEXT
         yield "/api/v2/generate/text/async", {"prompt": MARKER, "models": [KNOWN], "params": {"max_length": 16, "n": 2}}
         yield "/api/v2/generate/text/pop", build_pop_body(**FULL_DECLARATION)
@@ -321,6 +330,12 @@ class FuzzHorde:
         with transaction() as session:
             if orphaned := session.scalar(ORPHANED_HOLDS):
                 self.problems.append(f"{orphaned} holds without a request")
+
+
+def build_image_messages(*urls: str) -> list[dict[str, Any]]:
+    """A user's message of a text and images."""
+    images = [{"type": "image_url", "image_url": {"url": url, "detail": "low"}} for url in urls]
+    return [{"role": "user", "content": [{"type": "text", "text": MARKER}, *images]}]
 
 
 USER_BODY: dict[str, Any] = {
@@ -455,10 +470,13 @@ def fuzz_horde(service_urls: ServiceAddresses, name: str) -> Iterator[FuzzHorde]
     """The whole API on a database of its own, with everything in it that an attack needs."""
     admins = users._State.admins
     with listening() as listener, own_horde(service_urls, name, RESOURCE_MODULES, test_apikeys=True) as app:
+        image._State.network = Network(resolve=lambda _host, _port: [ip_address("10.0.0.1")])  # no name server is asked
+        encode_chat_image(base64.b64decode(PICTURE.partition(",")[2]))  # a helper is running before anything is timed
         try:
             yield FuzzHorde(app, listener)
         finally:
             users._State.admins = admins
+            image.configure(server_threads=16)
 
 
 def start_clean_modes() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from devtools.services import ServiceAddresses
+from horde import r2
 from tests.integration._fake_chat_worker import (
     MODEL,
     ChatHorde,
@@ -25,6 +26,7 @@ from tests.integration._fake_chat_worker import (
     start_anew,
 )
 from tests.integration.stored_chats import build_jpeg, make_stored_chat
+from tests.unit.test_image import RED, build_data_url, draw
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "data" / "native_wire_examples.json"
 BODIES = {(row["name"], row["kind"]): row["body"] for row in json.loads(EXAMPLES.read_text(encoding="utf-8"))}
@@ -143,12 +145,29 @@ def test_a_status_with_context_adjustments(horde: ChatHorde) -> None:
     assert trimmed["to"] + 64 <= 8192 < trimmed["from"]
 
 
+def build_image_messages() -> list[dict[str, Any]]:
+    """The conversation of the published job with an image, as its requester sent it."""
+    messages = json.loads(json.dumps(BODIES["Chat job with an image", "response"]["payload"]["messages"]))
+    messages[1]["content"][1]["image_url"]["url"] = build_data_url(draw("RGB", "PNG", RED))
+    return list(messages)
+
+
 def test_no_eligible_worker_in_place_of_a_kudos_refusal(horde: ChatHorde) -> None:
     horde.take_nothing(chat_features=["prompt_overflow_refused"])
-    answer = horde.submit(key="0000000000", max_tokens=1024, seed=1)
+    answer = horde.submit(key="0000000000", max_tokens=1024, messages=build_image_messages())
     assert answer.status_code == 403
-    published = json.loads(json.dumps(BODIES["NoEligibleWorker", "response"]).replace("vision", "seed"))
-    assert answer.json == published
+    assert answer.json == BODIES["NoEligibleWorker", "response"]
+
+
+def test_a_job_with_an_image_from_its_request(horde: ChatHorde) -> None:
+    sees = {"chat_features": ["prompt_overflow_refused", "vision"], "image_transports": ["base64"]}
+    horde.take_nothing(**sees)
+    request_id = horde.queue(messages=build_image_messages(), max_tokens=64)
+    job = horde.take(**sees)
+    jpeg = base64.b64encode(r2.get_object(f"{request_id}_chat_0.jpg")).decode()
+    published = fill(BODIES["Chat job with an image", "response"]["payload"], {})
+    published["messages"][1]["content"][1]["image_url"]["url"] = f"data:image/jpeg;base64,{jpeg}"
+    assert job["payload"] == published
 
 
 def test_an_unsupported_parameter(horde: ChatHorde) -> None:
