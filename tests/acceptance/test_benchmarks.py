@@ -50,3 +50,20 @@ def test_the_queue_benchmark_prints_a_row_for_the_floor_and_each_filling(
     assert set(rows[1]) == set(rows[2])
     assert "jobs/s" in answer.stderr
     assert "against depth 0" in answer.stderr
+
+
+@pytest.mark.slow
+def test_the_progress_benchmark_loses_no_entry_and_compares_with_the_bare_script(service_urls: ServiceAddresses) -> None:
+    answer = run_benchmark(service_urls, "progress", "--quick", "--json")
+    assert answer.returncode == 0, answer.stderr
+    script, alone, streaming = json.loads(answer.stdout)
+    assert [(row["name"], row["jobs"], row["lost"]) for row in (script, alone, streaming)] == [
+        ("EVALSHA", 1, None),
+        ("alone", 1, 0),
+        ("streaming", 4, 0),
+    ]
+    assert (alone["posts"], streaming["posts"]) == (9, 8)
+    for row in (alone, streaming):
+        assert row["script_ratio"] > 0
+        assert all(row[f"{name}_ms"][0] > 0 for name in ("server", "client", "reader"))
+    assert "x script" in answer.stderr
