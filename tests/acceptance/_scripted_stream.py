@@ -149,8 +149,16 @@ Step = bytes | float | threading.Event
 class StreamingBackend(Server):
     """Answers each chat with the steps of its script: bytes are sent, seconds slept, events waited for."""
 
-    def __init__(self, steps: Sequence[Step] = (), *, content_type: str = "text/event-stream", status: int = 200) -> None:
+    def __init__(
+        self,
+        steps: Sequence[Step] = (),
+        *,
+        content_type: str = "text/event-stream",
+        status: int = 200,
+        context_tokens: int = 4096,
+    ) -> None:
         super().__init__(("127.0.0.1", 0), BackendHandler)
+        self.context_tokens = context_tokens
         self.steps, self.content_type, self.status = steps, content_type, status
         self.requests: list[dict[str, Any]] = []
         self.was_hung_up = threading.Event()
@@ -162,7 +170,7 @@ class BackendHandler(Handler):
 
     def do_GET(self) -> None:
         if self.path == "/v1/models":
-            self.answer(200, {"data": [{"id": MODEL, "max_model_len": 4096}]})
+            self.answer(200, {"data": [{"id": MODEL, "max_model_len": self.server.context_tokens}]})
         else:
             self.answer(404, {})
 
