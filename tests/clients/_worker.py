@@ -138,8 +138,11 @@ class AnsweringWorker:
                 return
 
     def stop(self) -> None:
-        """Stop popping and wait for the jobs."""
+        """Stop popping, and stop holding jobs."""
         self._is_stopped.set()
+
+    def close(self) -> None:
+        """Wait for the jobs, once nothing pops any more."""
         for thread in self._threads:
             thread.join()
         self._http.close()
@@ -170,3 +173,4 @@ def running_worker(api_url: str, key: str) -> Iterator[AnsweringWorker]:
     finally:
         worker.stop()
         thread.join()
+        worker.close()

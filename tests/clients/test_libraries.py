@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.acceptance._stack import wait_until
 from tests.clients._worker import MODEL, PERSON, PIECES, WEATHER
 from tests.clients.conftest import Stack
 
@@ -159,6 +160,13 @@ def test_openai_python_raises_its_errors_and_repeats_no_request_that_was_queued(
     assert openai_python["error_in_a_stream"] == {"code": "generation_failed"}
 
 
+@pytest.mark.parametrize("library", ["newest_openai", "older_openai", "openai_javascript"])
+def test_leaving_a_stream_cancels_its_request(library: str, stack: Stack, request: pytest.FixtureRequest) -> None:
+    left = request.getfixturevalue(library)["cancel"]
+    assert str(left["content"]).startswith("One,"), left
+    wait_until(lambda: stack.is_cancelled(left["request_id"]))
+
+
 def test_openai_javascript_gets_a_reply_with_all_its_fields(openai_javascript: Seen) -> None:
     reply = require_content(openai_javascript, "chat")
     assert reply == {"content": REPLY, "finish": "stop", "tokens": TOKENS, "worker": "answering worker", "has_request_id": True}
@@ -256,5 +264,6 @@ def test_pydantic_ai_sends_its_history_back(pydantic_ai: Seen) -> None:
     require_content(pydantic_ai, "several_turns")
 
 
-def test_vercel_ai_streams_over_a_call(vercel_ai: Seen) -> None:
+def test_vercel_ai_streams_over_a_call_and_stops_when_told(vercel_ai: Seen) -> None:
     require_content(vercel_ai, "tools_streamed", WEATHER)
+    assert vercel_ai["cancel"]["content"].startswith("One,")

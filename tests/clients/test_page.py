@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from tests.acceptance._stack import wait_until
 from tests.clients._browser import Browser, Page
 from tests.clients._worker import MODEL, PIECES
 from tests.clients.conftest import Stack
@@ -107,6 +108,18 @@ def test_a_conversation_goes_on_with_what_was_said_and_the_options(page: Page, s
     page.fill("#system", "")
     ask_and_wait(page, "Third?")
     assert list_messages(stack) == [("user", "Third?")]
+
+
+def test_text_appears_while_it_is_written_and_stopping_cancels_the_request(page: Page, stack: Stack) -> None:
+    ask(page, "slowly")
+    page.wait_for("document.querySelector('#turns').innerText.includes('One,')")
+    assert page.evaluate("document.querySelector('.answered').getAttribute('aria-busy')") == "true"
+    page.click("#stop")
+    page.wait_for(IS_IDLE)
+    assert "Stopped." in page.text(".answered")
+    count = "SELECT count(*) FROM waiting_prompts WHERE terminal_outcome = 'cancelled'"
+    wait_until(lambda: stack.horde.database.value(count) >= 1)
+    assert REPLY in ask_and_wait(page, "And now?")
 
 
 def test_reasoning_is_folded_away_from_the_reply(page: Page) -> None:

@@ -100,4 +100,14 @@ await run({
       failed: await see({}, { messages: ask("fail") }),
     };
   },
+
+  async cancel() {
+    const { data, response } = await client.chat.completions.create({ model: MODEL, messages: ask("slowly"), stream: true }).withResponse();
+    let content;
+    for await (const chunk of data) {
+      content = chunk.choices[0].delta.content;
+      if (content) break; // the library ends the connection
+    }
+    return { request_id: response.headers.get("x-horde-request-id"), content };
+  },
 });

@@ -126,7 +126,16 @@ def anonymous():
     return {"content": reply.choices[0].message.content}
 
 
+def cancel():
+    stream = client.chat.completions.create(model=MODEL, messages=ask("slowly"), stream=True)
+    for chunk in stream:
+        if chunk.choices[0].delta.content:
+            break
+    stream.close()
+    return {"request_id": stream.response.headers["x-horde-request-id"], "content": chunk.choices[0].delta.content}
+
+
 if __name__ == "__main__":
     scenarios = (chat, asynchronous, stream, stream_helper, stream_of_a_call, tools, structured, reasoning, models)
-    run(*scenarios, errors, error_in_a_stream, anonymous)
+    run(*scenarios, errors, error_in_a_stream, anonymous, cancel)
     print(f"openai {openai.__version__}", file=sys.stderr)

@@ -60,4 +60,15 @@ await run({
     }
     return "nothing was raised";
   },
+
+  async cancel() {
+    const controller = new AbortController();
+    const reply = streamText({ model, prompt: "slowly", abortSignal: controller.signal });
+    let content = "";
+    for await (const piece of reply.textStream) {
+      content += piece;
+      controller.abort();
+    }
+    return { content };
+  },
 });
