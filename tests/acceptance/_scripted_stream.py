@@ -99,6 +99,14 @@ class StreamingHorde(Server):
     def wait_for_submit(self) -> dict[str, Any]:
         return self.submits.get(timeout=WAIT_SECONDS)
 
+    def has_accepted(self, count: int) -> Callable[[], bool]:
+        """A step of a backend: go on once so many posts were accepted."""
+        return lambda: len(self.accepted) >= count
+
+    def post_each(self, *chunks: bytes) -> list["Step"]:
+        """Steps of a backend that sends each of these chunks once the text of the one before was accepted."""
+        return [step for count, piece in enumerate(chunks, 1) for step in (piece, self.has_accepted(count))]
+
     def wait_for_posts(self, count: int) -> None:
         wait_until(lambda: len(self.posts) >= count)
 
@@ -143,11 +151,11 @@ class HordeHandler(Handler):
             self.answer(200, {"reward": 1.5})
 
 
-Step = bytes | float | threading.Event
+Step = bytes | float | threading.Event | Callable[[], object]
 
 
 class StreamingBackend(Server):
-    """Answers each chat with the steps of its script: bytes are sent, seconds slept, events waited for."""
+    """Answers each chat with the steps of its script: bytes are sent, seconds slept, events and conditions waited for."""
 
     def __init__(
         self,
@@ -192,8 +200,9 @@ class BackendHandler(Handler):
             self.wfile.write(step)
             self.wfile.flush()
             return
-        ends = time.monotonic() + (WAIT_SECONDS if isinstance(step, threading.Event) else step)
-        while time.monotonic() < ends and not (isinstance(step, threading.Event) and step.is_set()):
+        is_met = step.is_set if isinstance(step, threading.Event) else step
+        ends = time.monotonic() + (WAIT_SECONDS if callable(is_met) else is_met)
+        while time.monotonic() < ends and not (callable(is_met) and is_met()):
             if select.select([self.connection], [], [], 0.01)[0]:
                 raise ConnectionResetError  # nothing more is sent on this connection, so this is its end
 

@@ -90,15 +90,8 @@ def serve(horde: StreamingHorde, steps: Sequence[Step], **payload: Any) -> dict[
 
 
 def test_what_is_written_is_posted_before_the_reply_is_submitted(horde: StreamingHorde) -> None:
-    steps = [
-        chunk(role="assistant", content=None),
-        chunk(content="Blue"),
-        0.3,
-        chunk(content=", or"),
-        0.3,
-        chunk(content=" red."),
-    ]
-    with serving(horde, [*steps, 0.3, END]) as backend:
+    steps = horde.post_each(chunk(content="Blue"), chunk(content=", or"), chunk(content=" red."))
+    with serving(horde, [chunk(role="assistant", content=None), *steps, END]) as backend:
         horde.hand_out()
         reply = horde.wait_for_submit()
     assert [post["delta"] for post in horde.posts] == [{"content": "Blue"}, {"content": ", or"}, {"content": " red."}]
@@ -125,7 +118,7 @@ def test_a_job_without_the_hint_is_not_posted(horde: StreamingHorde) -> None:
 
 
 def test_reasoning_is_posted_beside_the_content(horde: StreamingHorde) -> None:
-    steps = [chunk(reasoning_content="Hm"), 0.2, chunk(reasoning_content=", yes."), 0.2, chunk(content="Blue."), 0.2]
+    steps = horde.post_each(chunk(reasoning_content="Hm"), chunk(reasoning_content=", yes."), chunk(content="Blue."))
     reply = serve(horde, [*steps, END])
     assert [post["delta"] for post in horde.posts] == [
         {"content": "", "reasoning_content": "Hm"},
@@ -145,11 +138,11 @@ def test_a_think_block_is_posted_as_reasoning(horde: StreamingHorde) -> None:
 def test_a_fast_backend_is_posted_in_pieces_of_tokens(horde: StreamingHorde, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "POST_SECONDS", 30.0)
     tokens = [chunk(content=f"{n} ") for n in range(300)]
-    reply = serve(horde, [step for token in tokens for step in (token, 0.002)] + [END])
-    first, *others = [post["delta"]["content"].count(" ") for post in horde.posts]
-    assert first < 64
-    assert others
-    assert min(others) >= 64
+    steps = [tokens[0], horde.has_accepted(1), *tokens[1:64], 0.3, tokens[64], horde.has_accepted(2)]
+    reply = serve(horde, [*steps, *tokens[65:], END])
+    first, second, *others = [post["delta"]["content"].count(" ") for post in horde.posts]
+    assert (first, second) == (1, 64)
+    assert all(count >= 64 for count in others)
     assert reply["message"]["content"].startswith(horde.join())
 
 
@@ -178,7 +171,7 @@ def test_a_slow_horde_does_not_slow_the_backend(horde: StreamingHorde) -> None:
 
 def test_a_post_whose_answer_was_lost_is_sent_again_unchanged(horde: StreamingHorde) -> None:
     horde.answer_post = lambda post: None if len(horde.posts) in (1, 2, 4) else True
-    reply = serve(horde, [step for piece in "abcdefgh" for step in (chunk(content=piece), 0.12)] + [END])
+    reply = serve(horde, [*horde.post_each(*(chunk(content=piece) for piece in "abcdefgh")), END])
     first, second, third, fourth, fifth, *_ = horde.posts
     assert first == second == third
     assert fourth == fifth
@@ -191,7 +184,7 @@ def test_what_was_written_while_the_horde_was_away_goes_into_the_next_post(horde
     away = threading.Event()
     horde.answer_post = lambda post: (503, {"rc": "ChatProgressUnavailable", "message": "No."}) if away.is_set() else True
     back = threading.Event()
-    with serving(horde, [chunk(content="a"), back, chunk(content="b"), chunk(content="c"), 0.5, END]):
+    with serving(horde, [chunk(content="a"), back, chunk(content="b"), chunk(content="c"), lambda: horde.join() == "abc", END]):
         horde.hand_out()
         wait_until(lambda: len(horde.accepted) == 1)
         away.set()
@@ -206,7 +199,10 @@ def test_what_was_written_while_the_horde_was_away_goes_into_the_next_post(horde
 
 def test_a_horde_without_progress_gets_the_reply_alone(horde: StreamingHorde) -> None:
     horde.answer_post = lambda post: (503, {"rc": "ChatProgressUnavailable", "message": "No."})
-    assert serve(horde, [chunk(content="Blue"), 0.3, chunk(content="."), END])["message"]["content"] == "Blue."
+    assert (
+        serve(horde, [chunk(content="Blue"), lambda: len(horde.posts) > 1, chunk(content="."), END])["message"]["content"]
+        == "Blue."
+    )
     assert (len(horde.posts) > 1, horde.accepted) == (True, [])
 
 
@@ -237,11 +233,11 @@ def test_a_horde_that_forgot_posts_gets_their_text_again(horde: StreamingHorde) 
         return True
 
     horde.answer_post = forget_once
-    reply = serve(horde, [step for piece in "abcdefgh" for step in (chunk(content=piece), 0.15)] + [END])
-    assert reply["message"]["content"] == "abcdefgh"
-    assert len(horde.accepted) > 2
-    assert "abcdefgh".startswith(horde.join())
-    assert [post["seq"] for post in horde.accepted] == list(range(1, len(horde.accepted) + 1))
+    steps = horde.post_each(*(chunk(content=piece) for piece in "abc"))
+    reply = serve(horde, [*steps, chunk(content="d"), has_forgotten, horde.has_accepted(2), chunk(content="e"), END])
+    assert reply["message"]["content"] == "abcde"
+    assert horde.accepted[1] == {"id": JOB_ID, "seq": 2, "delta": {"content": "bcd"}}
+    assert "abcde".startswith(horde.join())
 
 
 @pytest.mark.parametrize(
@@ -261,7 +257,8 @@ def test_a_job_nobody_waits_for_stops_the_backend_and_is_not_submitted(horde: St
 
 def test_calls_are_submitted_whole_and_never_posted(horde: StreamingHorde) -> None:
     pieces = [NOW, {"index": 0, "function": {"arguments": "{"}}, {"index": 0, "function": {"arguments": "}"}}]
-    steps = [chunk(content="Let me see."), 0.2, *(chunk(tool_calls=[piece]) for piece in pieces), 0.2, chunk("tool_calls"), DONE]
+    calls = [chunk(tool_calls=[piece]) for piece in pieces]
+    steps = [*horde.post_each(chunk(content="Let me see.")), *calls, 0.2, chunk("tool_calls"), DONE]
     with serving(horde, steps, supports=frozenset({ChatFeature.TOOLS})):
         horde.hand_out(tools=TOOLS)
         reply = horde.wait_for_submit()
@@ -276,7 +273,7 @@ def test_characters_are_never_cut(horde: StreamingHorde) -> None:
     halves = [chunk(content="\ud83d"), chunk(content="\ude00")]
     escaped = [half.decode("utf-8", "surrogatepass").encode("ascii", "backslashreplace") for half in halves]
     steps: list[Step] = [step for byte in raw for step in (bytes([byte]), 0.005)]
-    reply = serve(horde, [*steps, escaped[0], 0.2, escaped[1], 0.2, END])
+    reply = serve(horde, [*steps, escaped[0], 0.2, escaped[1], lambda: horde.join().endswith("ü😀"), END])
     assert reply["message"]["content"] == horde.join() == "é😀\u2028ü😀"
 
 
@@ -313,7 +310,7 @@ def test_a_backend_that_answers_whole_is_served(horde: StreamingHorde) -> None:
     ],
 )
 def test_a_stream_that_breaks_off_gives_the_job_back(horde: StreamingHorde, ending: bytes) -> None:
-    reply = serve(horde, [chunk(content="Blue"), 0.05, ending])
+    reply = serve(horde, [*horde.post_each(chunk(content="Blue")), ending])
     assert (reply["state"], reply["fault_reason"]) == ("faulted", "generation_error")
     assert horde.join() == "Blue"
 
@@ -348,7 +345,7 @@ def test_a_backend_that_keeps_the_finished_stream_open_is_not_waited_for(
 def test_posts_keep_the_lease(horde: StreamingHorde, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streaming, "LEASE_MARGIN_SECONDS", 0.0)
     monkeypatch.setattr(streaming, "MIN_BACKEND_SECONDS", 0.1)
-    reply = serve(horde, [chunk(content="a"), 1.2, chunk(content="b"), 1.2, chunk(content="c"), END], ttl=2)
+    reply = serve(horde, [chunk(content="a"), 1.8, chunk(content="b"), 1.8, chunk(content="c"), END], ttl=3)
     assert reply["message"]["content"] == "abc"
 
 
