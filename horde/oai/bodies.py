@@ -42,6 +42,30 @@ class PreparedRequest:
     operation_key: OperationKey
 
 
+class IncomingBody:
+    """The body of one call as it arrives."""
+
+    def __init__(self, receive: Receive) -> None:
+        self.is_complete = False
+        self._receive = receive
+
+    async def read_chunk(self) -> bytes:
+        """What arrives next. Raises ClientGone."""
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        self.is_complete = not message.get("more_body", False)
+        return bytes(message.get("body", b""))
+
+    async def drain(self) -> None:
+        """Read on without keeping anything, so that a client in the middle of its body gets to read the answer."""
+        size = 0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_SECONDS):
+                while not self.is_complete and size <= 2 * MAX_CHAT_BODY_BYTES:
+                    size += len(await self.read_chunk())
+
+
 class BodyReader:
     """Reads the bodies of one process."""
 
@@ -53,7 +77,7 @@ class BodyReader:
         """Stop the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def read(self, headers: Headers, receive: Receive) -> PreparedRequest:
+    async def read(self, headers: Headers, incoming: "IncomingBody") -> PreparedRequest:
         """The request of a body. Raises RequestRefused, or ClientGone."""
         encoding = headers.get("content-encoding", "identity").strip().lower()
         if encoding not in {"", "identity"}:
@@ -62,7 +86,7 @@ class BodyReader:
             raise _too_large()
         buffer = bytearray()
         try:
-            await self._fill(buffer, receive)
+            await self._fill(buffer, incoming)
             data, size = bytes(buffer), len(buffer)
             self._buffered_bytes -= size
             buffer.clear()
@@ -74,25 +98,20 @@ class BodyReader:
         del data  # the thread lets go of it before it writes what is submitted
         return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: prepare_request(holder.pop(), headers))
 
-    async def _fill(self, buffer: bytearray, receive: Receive) -> None:
-        while True:
+    async def _fill(self, buffer: bytearray, incoming: "IncomingBody") -> None:
+        while not incoming.is_complete:
             try:
                 async with asyncio.timeout(SILENCE_SECONDS):
-                    received = await receive()
+                    chunk = await incoming.read_chunk()
             except TimeoutError:
                 message = f"Nothing of the body arrived for {SILENCE_SECONDS:.0f} seconds."
                 raise RequestRefused("incomplete_body", message) from None
-            if received["type"] == "http.disconnect":
-                raise ClientGone
-            chunk = received.get("body", b"")
             if len(buffer) + len(chunk) > MAX_CHAT_BODY_BYTES:
                 raise _too_large()
             if self._buffered_bytes + len(chunk) > MAX_BUFFERED_BYTES:
                 raise build_overload("too many large requests are being read")
             buffer += chunk
             self._buffered_bytes += len(chunk)
-            if not received.get("more_body", False):
-                return
 
 
 def build_overload(reason: str) -> RequestRefused:
@@ -134,15 +153,3 @@ def _parse_body(data: bytes) -> object:
     except BadRequest as refused:
         code = "invalid_json" if refused.rc is None else _CODES.get(refused.rc, "invalid_json")
         raise RequestRefused(code, refused.message) from None
-
-
-async def drain(receive: Receive) -> None:
-    """Read on without keeping anything, so that a client in the middle of its body gets to read the answer."""
-    size = 0
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(DRAIN_SECONDS):
-            while size <= 2 * MAX_CHAT_BODY_BYTES:
-                message = await receive()
-                size += len(message.get("body", b""))
-                if message["type"] == "http.disconnect" or not message.get("more_body", False):
-                    return

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from horde import metrics
 from horde.chat_contract import ChatAvailabilityMode, JsonObject
 from horde.config import FrontConfig
-from horde.oai.bodies import BodyReader, ClientGone, PreparedRequest, build_overload, drain
+from horde.oai.bodies import BodyReader, ClientGone, IncomingBody, PreparedRequest, build_overload
 from horde.oai.callers import build_caller, require_api_key
 from horde.oai.errors import ErrorAnswer, FrontFailure, RequestRefused, WaitFailure
 from horde.oai.mapping import (
@@ -91,17 +91,16 @@ class Completions:
 
     async def answer(self, call: OpenCall, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one call. Raises FrontFailure while no byte of an answer is out, and ClientGone when nobody reads one."""
-        headers = Headers(scope=scope)
+        headers, incoming = Headers(scope=scope), IncomingBody(receive)
         try:
             api_key = require_api_key(headers)
             with self._admit(call):
-                prepared = await self._bodies.read(headers, receive)
+                prepared = await self._bodies.read(headers, incoming)
                 peer = scope["client"][0] if scope.get("client") else None
                 caller = build_caller(api_key, headers, peer, self._config.trusted_proxies)
                 await self._serve_while_connected(call, prepared, caller, receive, send)
         except RequestRefused:
-            if call.phase == "request":
-                await drain(receive)
+            await incoming.drain()
             raise
 
     @contextlib.contextmanager

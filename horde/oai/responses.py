@@ -47,19 +47,16 @@ def build_cors_headers(origins: Sequence[str], origin: str | None) -> dict[str, 
 
 
 def build_preflight_headers(origins: Sequence[str], headers: Headers) -> dict[str, str]:
-    """What the browser of an allowed page asks before the call itself: any header may be sent.
+    """What the browser of an allowed page asks before the call itself, beside the origin: any header may be sent.
 
     They are echoed because a `*` would not cover `Authorization`.
     """
-    cors = build_cors_headers(origins, headers.get("origin"))
-    if "access-control-allow-origin" not in cors:
-        return cors
-    del cors["access-control-expose-headers"]
+    if "access-control-allow-origin" not in build_cors_headers(origins, headers.get("origin")):
+        return {}
     requested = headers.get("access-control-request-headers")
-    echoed = {"access-control-allow-headers": requested} if requested else {}
+    allowed = {"access-control-allow-headers": requested} if requested else {}
     return {
-        **cors,
-        **echoed,
+        **allowed,
         "access-control-allow-methods": CORS_METHODS,
         "access-control-max-age": str(PREFLIGHT_SECONDS),
     }

@@ -15,7 +15,7 @@ from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
 from devtools.services import ServiceAddresses
-from horde.apis.v2 import base, kobold, workers
+from horde.apis.v2 import base, heartbeat, kobold, workers
 from horde.classes.base.user import UserRoleTypes
 from horde.database import functions, text_queue
 from tests.integration.rows import forget_everything, make_user, own_horde
@@ -170,7 +170,7 @@ class ChatHorde:
 @contextmanager
 def chat_horde(service_urls: ServiceAddresses, name: str, **settings: Any) -> Iterator[ChatHorde]:
     """A horde with the routes a chat request meets, on a database of its own."""
-    with own_horde(service_urls, name, (kobold, base, workers), **settings) as app:
+    with own_horde(service_urls, name, (kobold, base, workers, heartbeat), **settings) as app:
         owner_id, owner_key = make_user(UserRoleTypes.TRUSTED, kudos=OWNER_KUDOS)
         requester_id, requester_key = make_user(kudos=OWNER_KUDOS)
         yield ChatHorde(app=app, owner_id=owner_id, owner_key=owner_key, requester_id=requester_id, requester_key=requester_key)

@@ -38,12 +38,12 @@ class FrontStack:
     native_url: str
     horde: ChatHorde
     config: FrontConfig
+    client: httpx.Client
     threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(32))
 
     def call(self, method: str, path: str, **options: Any) -> httpx.Response:
         """One call of the front, awaited."""
-        with build_client(self.url) as client:
-            return client.request(method, path, **options)
+        return self.client.request(method, path, **options)
 
     def post(self, body: object, key: str | None = None, **headers: str) -> httpx.Response:
         """POST a completion and wait for the answer."""
@@ -100,7 +100,7 @@ def build_body(**changes: Any) -> Body:
 
 def build_client(url: str) -> httpx.Client:
     """A client for one front that heeds no proxy."""
-    return httpx.Client(base_url=url, timeout=PATIENCE_SECONDS, trust_env=False)
+    return httpx.Client(base_url=url, timeout=PATIENCE_SECONDS, trust_env=False, verify=False)
 
 
 def get_error(answer: httpx.Response) -> dict[str, Any]:
@@ -162,8 +162,8 @@ def run_front_stack(
     """A horde, its API and a front; `native` holds settings of the API, the rest those of the front."""
     with chat_horde(service_urls, name, **(native or {})) as horde, run_native(horde.app) as native_url:
         config = replace(FrontConfig(native_url=native_url, redis_url=None, poll_seconds=0.1), **settings)
-        with run_front(config) as url:
-            stack = FrontStack(url=url, native_url=native_url, horde=horde, config=config)
+        with run_front(config) as url, build_client(url) as client:
+            stack = FrontStack(url=url, native_url=native_url, horde=horde, config=config, client=client)
             try:
                 yield stack
             finally:

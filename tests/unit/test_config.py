@@ -3,7 +3,7 @@ from ipaddress import ip_network
 
 import pytest
 
-from horde.config import DEVELOPMENT_SECRET, Config, ConfigError
+from horde.config import DEVELOPMENT_SECRET, Config, ConfigError, FrontConfig
 
 REQUIRED = {"DATABASE_URL": "postgresql://user:word@host/name", "secret_key": "salt"}
 
@@ -105,3 +105,65 @@ def test_the_settings_of_the_store() -> None:
     config = read(S3_ENDPOINT="https://store.example", R2_CHAT_MESSAGES_BUCKET="messages", AWS_DEFAULT_REGION="eu", **keys)
     assert (config.source_image_bucket, config.chat_messages_bucket) == ("stable-horde-source-images", "messages")
     assert config.s3_region == "eu"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("HORDE_OAI_PORT", "seven"),
+        ("HORDE_OAI_PORT", "70000"),
+        ("HORDE_OAI_NATIVE_URL", "horde.example"),
+        ("HORDE_OAI_NATIVE_URL", "http://host:port/api"),
+        ("HORDE_OAI_NATIVE_URL", "ftp://host/api"),
+        ("HORDE_OAI_REDIS_URL", "host:6379"),
+        ("HORDE_OAI_PROXY_PASSKEY", "line\nbreak"),
+        ("HORDE_OAI_CLIENT_AGENT", "naïve"),
+        ("HORDE_OAI_TRUSTED_PROXIES", "proxy"),
+        ("HORDE_OAI_STREAM_BUDGET_SECONDS", "0"),
+        ("HORDE_OAI_COMPLETION_BUDGET_SECONDS", "nan"),
+        ("HORDE_OAI_NO_WORKER_GRACE_SECONDS", "-1"),
+        ("HORDE_OAI_STREAM_OPEN_SECONDS", "inf"),
+        ("HORDE_OAI_KEEPALIVE_SECONDS", "0"),
+        ("HORDE_OAI_POLL_SECONDS", "0.5"),
+        ("HORDE_OAI_SUBSCRIBED_POLL_SECONDS", "soon"),
+        ("HORDE_OAI_SUBMIT_ATTEMPTS", "0"),
+        ("HORDE_OAI_MAX_OPEN_REQUESTS", "many"),
+        ("HORDE_OAI_MODELS_CACHE_SECONDS", "-1"),
+        ("HORDE_OAI_SHUTDOWN_SECONDS", "x"),
+        ("HORDE_OAI_METRICS_PORT", "-1"),
+        ("HORDE_LOG_LEVEL", "LOUD"),
+    ],
+)
+def test_the_front_refuses_a_malformed_value_by_name(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        FrontConfig.from_environment({name: value})
+
+
+@pytest.mark.parametrize(
+    ("variables", "url"),
+    [
+        ({}, "redis://127.0.0.1:6379/7"),
+        ({"REDIS_URL": "redis://:word@host:1/0"}, "redis://:word@host:1/7"),
+        ({"REDIS_IP": "host", "REDIS_PORT": "1"}, "redis://host:1/7"),
+        ({"REDIS_URL": "unix:///run/redis.sock"}, "unix:///run/redis.sock?db=7"),
+        ({"REDIS_URL": "redis://other", "HORDE_OAI_REDIS_URL": "redis://host:1"}, "redis://host:1/7"),
+        ({"HORDE_OAI_REDIS_URL": "redis://host:1/3"}, "redis://host:1/3"),
+        ({"HORDE_OAI_REDIS_URL": "off"}, None),
+    ],
+)
+def test_the_front_reads_the_signals_of_the_server_s_redis(variables: dict[str, str], url: str | None) -> None:
+    assert FrontConfig.from_environment(variables).redis_url == url
+
+
+def test_the_front_needs_no_setting_and_shows_no_secret() -> None:
+    config = FrontConfig.from_environment({"HORDE_OAI_PROXY_PASSKEY": "word", "REDIS_URL": "redis://:word@host"})
+    assert "word" not in repr(config)
+    assert (FrontConfig.from_environment({}).listen, FrontConfig.from_environment({}).port) == ("127.0.0.1", 7010)
+    assert FrontConfig.from_environment({"HORDE_OAI_CORS_ORIGINS": "https://a, https://b"}).cors_origins == (
+        "https://a",
+        "https://b",
+    )
+    assert (
+        FrontConfig.from_environment({"HORDE_OAI_NATIVE_URL": "https://horde.example/api/"}).native_url
+        == "https://horde.example/api"
+    )
