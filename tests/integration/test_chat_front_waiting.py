@@ -298,21 +298,6 @@ def test_the_deadline_cancels_and_answers_504(stack: FrontStack) -> None:
     assert stack.horde.status(error["metadata"]["request_id"])["done"]
 
 
-def test_86_too_many_requests_are_429_with_the_time_to_wait(service_urls: ServiceAddresses) -> None:
-    with run_front_stack(service_urls, "front_limits", native={"rate_limits_enabled": True}) as limited:
-        limited.horde.take_nothing()
-        answers = [limited.post(build_body(n=1, horde={"dry_run": True})) for _ in range(8)]
-        refused = next(answer for answer in answers if answer.status_code == 429)
-        error = get_error(refused)
-        assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
-        assert "metadata" not in error
-        assert int(refused.headers["retry-after"]) >= 0
-        served = next(answer for answer in answers if answer.status_code == 200)
-        assert served.headers["x-ratelimit-limit-requests"].isdigit()
-        assert served.headers["x-ratelimit-remaining-requests"].isdigit()
-        assert served.headers["x-ratelimit-reset-requests"].endswith("s")
-
-
 def test_too_many_open_requests_are_503(stack: FrontStack) -> None:
     stack.horde.take_nothing()
     with run_front(replace(stack.config, max_open_requests=1)) as url, build_client(url) as client:
