@@ -60,6 +60,8 @@ def open_image(data: bytes) -> Image.Image:
     check_size(*find_webp_size(data))
     image = Image.open(io.BytesIO(data), formats=FORMATS)
     check_size(*image.size)
+    if image.format == "PNG" and image.mode != "P":
+        image.info.update(scale_transparent_color(image.info.get("transparency"), data[24]))
     if isinstance(image, TiffImagePlugin.TiffImageFile):  # a tile of it may be larger than the whole
         tags = image.tag_v2
         check_size(tags.get(TiffImagePlugin.TILEWIDTH, 1), tags.get(TiffImagePlugin.TILELENGTH, 1))
@@ -72,6 +74,20 @@ def check_size(width: int, height: int) -> None:
         raise ValueError("no pixels")
     if width * height > MAX_PIXELS:
         raise TooManyPixels
+
+
+def scale_transparent_color(color: object, depth: int) -> dict[str, int | tuple[int, ...]]:
+    """The one transparent colour of a PNG in the eight bits that its pixels are brought to; nothing for a palette's.
+
+    The library leaves it in the bits of the file, where it marks another colour or none.
+    """
+
+    def scale(value: int) -> int:
+        return value >> 8 if depth == 16 else (value & (1 << depth) - 1) * 255 // ((1 << depth) - 1)
+
+    if isinstance(color, tuple):
+        return {"transparency": tuple(map(scale, color))}
+    return {"transparency": scale(color)} if isinstance(color, int) else {}
 
 
 def find_webp_size(data: bytes) -> tuple[int, int]:
@@ -116,7 +132,8 @@ def read_orientation(image: Image.Image) -> int:
 def convert_mode(image: Image.Image) -> Image.Image:
     """RGB, or RGBA where something is transparent; 16 bits and more are brought to eight by their upper ones."""
     if image.mode.startswith("I"):
-        image = image.point(lambda value: value * (1 / 256)).convert("L")
+        # By way of "I", since the library computes with no 16 bits in the order of big machines.
+        image = image.convert("I").point(lambda value: value * (1 / 256)).convert("L")
     elif image.mode == "F":
         image = image.convert("L")
     return image.convert("RGBA" if image.has_transparency_data else "RGB")

@@ -10,12 +10,13 @@ import socket
 import ssl
 import threading
 import time
+import unicodedata
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import httpcore
 import httpx
@@ -145,6 +146,7 @@ def send_public_request(
     Raises AddressRefused for an address that is not public, AnswerTooLong, OutboundFailed for every other reason.
     """
     deadline = time.monotonic() + total_seconds
+    _refuse_odd_spelling(url, network)
     target = _parse_url(url)
     addresses = _require_public_addresses(target, network, deadline)
     all_headers = {"Host": target.netloc.decode("ascii"), "Accept-Encoding": "identity", **(headers or {})}
@@ -162,24 +164,31 @@ def send_public_request(
 
 
 def _parse_url(text: str) -> httpx.URL:
-    """An absolute http or https address; raises OutboundFailed, and AddressRefused for numbers httpx takes for no host."""
+    """An absolute http or https address; raises OutboundFailed."""
     try:
         url = httpx.URL(text)
     except (httpx.InvalidURL, ValueError) as error:
-        if _is_odd_number(text):
-            raise AddressRefused("The host is an address in an odd spelling.") from error
         raise OutboundFailed(type(error).__name__) from error
     if url.scheme not in {"http", "https"} or not url.host:
         raise OutboundFailed("The address is not an http or https URL.")
     return url
 
 
-def _is_odd_number(text: str) -> bool:
-    """Whether a URL's host is an IPv4 address as C reads it, such as 0177.0.0.1."""
+def _refuse_odd_spelling(text: str, network: Network) -> None:
+    """Refuse a host that any reader of URLs takes for an address that is not public, also one that httpx takes for none."""
     try:
-        return _read_as_number(urlsplit(text).hostname or "") is not None
+        host = unquote(urlsplit(text).hostname or "")
     except ValueError:
-        return False
+        return
+    host = unicodedata.normalize("NFKC", host).replace("\u3002", ".")
+    address: Address | None = _read_as_number(host)
+    if address is None:
+        try:
+            address = ip_address(host)
+        except ValueError:
+            return
+    if not network.is_allowed(address):
+        raise AddressRefused("The host is an address that is not public.")
 
 
 def _read_as_number(host: str) -> IPv4Address | None:
