@@ -45,6 +45,19 @@ MAX_CHAT_IMAGE_TOTAL_BYTES_UNTRUSTED: Final = 5 * 1024 * 1024
 MAX_CHAT_IMAGE_PIXELS: Final = 3072 * 3072
 CHAT_IMAGE_PROMPT_TOKENS: Final = 512  # what koboldcpp's worker adds per image in its own overflow estimate
 CHAT_IMAGE_PLACEHOLDER: Final = "[image]"
+CHAT_IMAGE_DETAILS: Final = ("auto", "low", "high")
+
+_NAMED_KEYS: Final = frozenset({"role", "content", "name"})
+CHAT_MESSAGE_KEYS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
+    {
+        "system": _NAMED_KEYS,
+        "developer": _NAMED_KEYS,
+        "user": _NAMED_KEYS,
+        "assistant": _NAMED_KEYS | {"tool_calls"},
+        "tool": frozenset({"role", "content", "tool_call_id"}),
+    }
+)
+"""The keys of a message that are stored and sent to workers, by role."""
 
 MAX_STOP_SEQUENCE_COUNT: Final = 128
 MAX_STOP_SEQUENCE_CHARACTERS: Final = 2000  # over all of a request's distinct sequences
@@ -382,6 +395,23 @@ def check_tool_spec_size(tools: object, tool_choice: object, response_format: ob
     if count_utf8_bytes(build_compact_json(spec)) > MAX_CHAT_TOOL_SPEC_BYTES:
         path, limit = "tools", f"take at most {MAX_CHAT_TOOL_SPEC_BYTES} bytes together with 'tool_choice' and 'response_format'"
         raise limit_exceeded(path, limit)
+
+
+def iter_message_texts(message: Mapping[str, Any]) -> Iterator[str]:
+    """The string content or the text parts of one message."""
+    content = message.get("content")
+    if isinstance(content, str):
+        yield content
+    elif content:
+        yield from (part["text"] for part in content if part["type"] == "text")
+
+
+def count_text_bytes(messages: Sequence[Mapping[str, Any]]) -> int:
+    """What counts against the text limit, in bytes of UTF-8: the texts and each call's function name and arguments."""
+    texts = (text for message in messages for text in iter_message_texts(message))
+    calls = (call["function"] for message in messages for call in message.get("tool_calls") or ())
+    called = (text for call in calls for text in (call["name"], call["arguments"]))
+    return sum(map(count_utf8_bytes, texts)) + sum(map(count_utf8_bytes, called))
 
 
 def check_text_size(byte_count: int) -> None:

@@ -6,11 +6,13 @@ front returns is accepted back: what does not change what a worker gets is left 
 Source: docs/reference/chat_front.md, "Messages".
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 from horde.chat_contract import (
+    CHAT_IMAGE_DETAILS,
+    CHAT_MESSAGE_KEYS,
     MAX_CHAT_IMAGE_COUNT,
     MAX_CHAT_MESSAGE_COUNT,
     MAX_CHAT_NAME_CHARACTERS,
@@ -20,7 +22,7 @@ from horde.chat_contract import (
     check_text_size,
     check_tool_history,
     count_image_parts,
-    count_utf8_bytes,
+    count_text_bytes,
     limit_exceeded,
     malformed_value,
     parse_tool_calls,
@@ -28,21 +30,10 @@ from horde.chat_contract import (
 )
 from horde.oai.errors import RequestRefused
 
-_NAMED_KEYS: Final = frozenset({"role", "content", "name"})
-_FORWARDED_KEYS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
-    {
-        "system": _NAMED_KEYS,
-        "developer": _NAMED_KEYS,
-        "user": _NAMED_KEYS,
-        "assistant": _NAMED_KEYS | {"tool_calls"},
-        "tool": frozenset({"role", "content", "tool_call_id"}),
-    }
-)
 _DROPPED_KEYS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
     {"assistant": frozenset({"reasoning_content", "reasoning", "reasoning_details"}), "tool": frozenset({"name"})}
 )
 _DROPPED_WHEN_EMPTY: Final = frozenset({"annotations", "tool_calls"})  # of an assistant message
-_IMAGE_DETAILS: Final = ("auto", "low", "high")
 
 
 def parse_messages(value: object) -> list[JsonObject]:
@@ -57,7 +48,7 @@ def parse_messages(value: object) -> list[JsonObject]:
     if len(value) > MAX_CHAT_MESSAGE_COUNT:
         raise limit_exceeded("messages", f"hold at most {MAX_CHAT_MESSAGE_COUNT} messages")
     messages = [_parse_message(message, f"messages[{index}]") for index, message in enumerate(value)]
-    check_text_size(sum(count_utf8_bytes(text) for message in messages for text in _iter_counted_texts(message)))
+    check_text_size(count_text_bytes(messages))
     if count_image_parts(messages) > MAX_CHAT_IMAGE_COUNT:
         message = f"A request may carry at most {MAX_CHAT_IMAGE_COUNT} images."
         raise RequestRefused("too_many_images", message, "messages")
@@ -75,7 +66,7 @@ def _parse_message(message: object, path: str) -> JsonObject:
             continue
         if role == "assistant" and key in _DROPPED_WHEN_EMPTY and value == []:
             continue
-        if key not in _FORWARDED_KEYS[role]:
+        if key not in CHAT_MESSAGE_KEYS[role]:
             raise unsupported_parameter(f"{path}.{key}")
         parsed[key] = value
     if "name" in parsed:
@@ -98,7 +89,7 @@ def _require_role(message: JsonObject, path: str) -> str:
         raise malformed_value(f"{path}.role", "is required", RefusalKind.MISSING)
     if not isinstance(role, str):
         raise malformed_value(f"{path}.role", "has to be a string", RefusalKind.TYPE)
-    if role not in _FORWARDED_KEYS:
+    if role not in CHAT_MESSAGE_KEYS:
         raise unsupported_parameter(f"{path}.role={role}")
     return role
 
@@ -180,18 +171,6 @@ def _parse_image(image: object, path: str) -> JsonObject:
         raise malformed_value(f"{path}.url", "is required", RefusalKind.MISSING)
     if not isinstance(parsed["url"], str):
         raise malformed_value(f"{path}.url", "has to be a string", RefusalKind.TYPE)
-    if parsed.get("detail", "auto") not in _IMAGE_DETAILS:
-        raise malformed_value(f"{path}.detail", f"has to be one of {', '.join(_IMAGE_DETAILS)}")
+    if parsed.get("detail", "auto") not in CHAT_IMAGE_DETAILS:
+        raise malformed_value(f"{path}.detail", f"has to be one of {', '.join(CHAT_IMAGE_DETAILS)}")
     return parsed
-
-
-def _iter_counted_texts(message: Mapping[str, Any]) -> Iterator[str]:
-    """What counts against the text limit: the texts and each call's function name and arguments."""
-    content = message.get("content")
-    if isinstance(content, str):
-        yield content
-    elif content:
-        yield from (part["text"] for part in content if part["type"] == "text")
-    for call in message.get("tool_calls") or ():
-        yield call["function"]["name"]
-        yield call["function"]["arguments"]

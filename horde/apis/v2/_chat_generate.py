@@ -17,6 +17,7 @@ from horde.chat_contract import (
     MAX_CHAT_IMAGE_TOTAL_BYTES_UNTRUSTED,
     ChatContextAdjustmentReason,
     ChatContextFit,
+    iter_message_texts,
 )
 from horde.classes.kobold._chat_images import SubmittedImage
 from horde.classes.kobold.chat_request import (
@@ -27,7 +28,6 @@ from horde.classes.kobold.chat_request import (
     build_stored_chat_extras,
     chat_tools_temperature,
     flatten_messages,
-    iter_message_texts,
     replace_image_urls,
     required_chat_features,
     rewrite_message_texts,

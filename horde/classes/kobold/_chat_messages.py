@@ -5,11 +5,12 @@ Written by hand rather than as models: a request may carry 1,024 of them, and ea
 Source: docs/reference/chat_requests.md, "Request body", "Tools" and "Refused keys and values".
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from horde.chat_contract import (
+    CHAT_IMAGE_DETAILS,
+    CHAT_MESSAGE_KEYS,
     MAX_CHAT_MESSAGE_COUNT,
     MAX_CHAT_NAME_CHARACTERS,
     MAX_CHAT_TOOL_CALL_ID_CHARACTERS,
@@ -17,25 +18,13 @@ from horde.chat_contract import (
     JsonObject,
     check_text_size,
     check_tool_history,
-    count_utf8_bytes,
+    count_text_bytes,
     limit_exceeded,
     malformed_value,
     parse_tool_calls,
     unsupported_parameter,
 )
 from horde.classes.kobold._chat_images import check_submitted_images, list_image_parts
-
-_NAMED_KEYS: Final = frozenset({"role", "content", "name"})
-_KEYS_BY_ROLE: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
-    {
-        "system": _NAMED_KEYS,
-        "developer": _NAMED_KEYS,
-        "user": _NAMED_KEYS,
-        "assistant": _NAMED_KEYS | {"tool_calls"},
-        "tool": frozenset({"role", "content", "tool_call_id"}),
-    }
-)
-_IMAGE_DETAILS: Final = ("auto", "low", "high")
 
 
 def parse_messages(value: object) -> list[JsonObject]:
@@ -48,7 +37,7 @@ def parse_messages(value: object) -> list[JsonObject]:
     if len(value) > MAX_CHAT_MESSAGE_COUNT:
         raise limit_exceeded("messages", f"hold at most {MAX_CHAT_MESSAGE_COUNT} messages")
     messages = [_parse_message(message, f"messages[{index}]") for index, message in enumerate(value)]
-    check_text_size(sum(count_utf8_bytes(text) for message in messages for text in _iter_counted_texts(message)))
+    check_text_size(count_text_bytes(messages))
     check_tool_history(messages)
     check_submitted_images(list_image_parts(messages))
     return messages
@@ -60,7 +49,7 @@ def _parse_message(message: object, path: str) -> JsonObject:
     role = message.get("role")
     if not isinstance(role, str):
         raise malformed_value(f"{path}.role", "has to be a string")
-    accepted = _KEYS_BY_ROLE.get(role)
+    accepted = CHAT_MESSAGE_KEYS.get(role)
     if accepted is None:
         raise unsupported_parameter(f"{path}.role={role}")
     for key in message:
@@ -118,7 +107,7 @@ def _parse_image_part(part: JsonObject, path: str) -> JsonObject:
     if not isinstance(image_url.get("url"), str):
         raise malformed_value(f"{path}.image_url.url", "has to be a string")
     detail = image_url.get("detail")
-    if detail is not None and detail not in _IMAGE_DETAILS:
+    if detail is not None and detail not in CHAT_IMAGE_DETAILS:
         raise malformed_value(f"{path}.image_url.detail", "has to be 'auto', 'low' or 'high'")
     return {"type": "image_url", "image_url": {key: value for key, value in image_url.items() if value is not None}}
 
@@ -135,23 +124,6 @@ def _build_part_refusal(part: object, path: str) -> ChatRequestRefused:
         if key not in ("type", "text"):
             return unsupported_parameter(f"{path}.{key}")
     return malformed_value(f"{path}.text", "has to be a string")
-
-
-def iter_message_texts(message: Mapping[str, Any]) -> Iterator[str]:
-    """The string content or the text parts of one message."""
-    content = message.get("content")
-    if isinstance(content, str):
-        yield content
-    elif content:
-        yield from (part["text"] for part in content if part["type"] == "text")
-
-
-def _iter_counted_texts(message: Mapping[str, Any]) -> Iterator[str]:
-    """What counts against the text limit: the texts and each call's function name and arguments."""
-    yield from iter_message_texts(message)
-    for call in message.get("tool_calls") or ():
-        yield call["function"]["name"]
-        yield call["function"]["arguments"]
 
 
 def carries_tool_turn(messages: Iterable[Mapping[str, Any]]) -> bool:

@@ -34,6 +34,7 @@ from horde.chat_contract import (
     count_image_parts,
     estimate_flattened_tokens,
     flatten_chat_messages,
+    iter_message_texts,
     malformed_value,
     parse_horde_options,
     parse_parallel_tool_calls,
@@ -51,7 +52,7 @@ from horde.classes.kobold._chat_context import (
 )
 from horde.classes.kobold._chat_declaration import ChatDeclaration, parse_chat_declaration_fields
 from horde.classes.kobold._chat_images import list_image_parts
-from horde.classes.kobold._chat_messages import carries_tool_turn, iter_message_texts, parse_messages, rewrite_message_texts
+from horde.classes.kobold._chat_messages import carries_tool_turn, parse_messages, rewrite_message_texts
 from horde.classes.kobold._chat_objects import (
     ChatMessagesOffload,
     build_chat_image_key,
@@ -126,7 +127,6 @@ __all__ = [
     "estimate_chat_prompt_tokens",
     "flatten_messages",
     "is_chat_submission",
-    "iter_message_texts",
     "lower_max_length",
     "parse_chat_declaration_fields",
     "parse_chat_request",
