@@ -37,6 +37,7 @@ from horde.oai.errors import (
     build_gap_answer,
     build_gap_message,
     build_native_refusal,
+    shorten_param,
 )
 from horde.oai.hub import RedisHub
 from horde.oai.models import ModelList
@@ -309,7 +310,7 @@ class Methods:
             return
         handler = self._handlers.get(method)
         if handler is None:
-            message = f"Not allowed to {method} on {scope['path']}. Allowed: {self.allow}."
+            message = f"Not allowed to {shorten_param(method)} on {shorten_param(scope['path'])}. Allowed: {self.allow}."
             raise RequestRefused("method_not_supported", message, status=405, headers={"Allow": self.allow})
         await handler(scope, receive, send)
 

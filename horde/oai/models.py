@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from horde.chat_contract import JsonObject
-from horde.oai.errors import NativeUnavailable, RequestRefused
+from horde.oai.errors import NativeUnavailable, RequestRefused, shorten_param
 from horde.oai.mapping import build_model_card, build_model_list
 from horde.oai.native import NativeClient
 
@@ -42,5 +42,5 @@ class ModelList:
         for card in (await self.get_list())["data"]:
             if card["id"] == model:
                 return dict(card)
-        message = f"The model '{model}' does not exist or no online worker serves it."
+        message = f"The model '{shorten_param(model)}' does not exist or no online worker serves it."
         raise RequestRefused("model_not_found", message, "model", status=404)

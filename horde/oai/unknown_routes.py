@@ -8,6 +8,7 @@ import re
 from typing import Final
 
 MAX_SHOWN_PATH_CHARACTERS: Final = 200
+MAX_SHOWN_METHOD_CHARACTERS: Final = 20
 _BASE_URL: Final = "The base URL should end in /v1."
 _NOT_OFFERED: Final = "The horde does not offer it."
 _POINTERS: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
@@ -25,6 +26,7 @@ _POINTERS: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
 
 def build_unknown_url_message(method: str, path: str) -> str:
     """The method and the path, never the query, and where to go instead when that is known."""
+    method = method if len(method) <= MAX_SHOWN_METHOD_CHARACTERS else f"{method[:MAX_SHOWN_METHOD_CHARACTERS]}…"
     shown = path if len(path) <= MAX_SHOWN_PATH_CHARACTERS else f"{path[:MAX_SHOWN_PATH_CHARACTERS]}…"
     pointer = next((text for pattern, text in _POINTERS if pattern.fullmatch(path)), None)
     message = f"Unknown request URL: {method} {shown}."
