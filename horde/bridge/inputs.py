@@ -7,9 +7,12 @@ redirects, sends nothing of this worker's, and uses no proxy of the environment.
 
 import base64
 import json
+import socket
+import threading
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import httpx
@@ -36,7 +39,12 @@ class InputFetcher:
     """Fetches the inputs of jobs; safe for several threads. Every call raises ``InputUnavailable``."""
 
     def __init__(self, transport: httpx.BaseTransport | None = None) -> None:
-        self._client = httpx.Client(transport=transport, trust_env=False, timeout=PHASE_SECONDS)
+        self._client = httpx.Client(
+            transport=transport,
+            trust_env=False,
+            timeout=PHASE_SECONDS,
+            limits=httpx.Limits(max_keepalive_connections=0),  # `_ending_at` hears of new connections alone
+        )
 
     def fetch_messages(self, url: object) -> list[dict[str, Any]]:
         """The messages array behind a job's ``messages_url``."""
@@ -88,13 +96,46 @@ class InputFetcher:
         for _ in range(MAX_REDIRECTS + 1):
             try:
                 # Only gzip is decoded here. A header of one's own is no part of what a presigned URL signs.
-                with self._client.stream("GET", url, headers={"Accept-Encoding": "gzip"}) as response:
+                headers = {"Accept-Encoding": "gzip"}
+                with (
+                    _ending_at(deadline) as trace,
+                    self._client.stream("GET", url, headers=headers, extensions={"trace": trace}) as response,
+                ):
                     if not response.is_redirect:
                         return _read_body(response, max_bytes, deadline)
                     url = _require_next_url(url, response)
             except httpx.HTTPError as error:
                 raise _Unavailable(type(error).__name__) from error
         raise InputUnavailable("too many redirects")
+
+
+@contextmanager
+def _ending_at(deadline: float) -> Iterator[Callable[[str, Mapping[str, Any]], None]]:
+    """A trace for httpx that cuts the request's connection at the deadline: of a header that trickles, each byte would be
+    granted a time-out of its own."""
+    connections: list[socket.socket] = []
+
+    def trace(event: str, info: Mapping[str, Any]) -> None:
+        if event == "connection.connect_tcp.complete":
+            connections.append(info["return_value"].get_extra_info("socket").dup())  # TLS takes the socket itself away
+            if time.monotonic() >= deadline:
+                cut()
+
+    def cut() -> None:
+        for connection in connections:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(max(0.0, deadline - time.monotonic()), cut)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield trace
+    finally:
+        timer.cancel()
+        timer.join()
+        for connection in connections:
+            connection.close()
 
 
 def is_image_part(part: object) -> bool:

@@ -13,18 +13,21 @@ from uuid import UUID, uuid4
 
 import pytest
 from PIL import Image
-from sqlalchemy import func, select
+from sqlalchemy import delete, func, insert, select
 
 from devtools.services import ServiceAddresses
 from horde import image, r2
 from horde.apis.v2 import _chat_images, _text_generate, kobold
 from horde.chat_contract import MAX_CHAT_IMAGE_BYTES, MAX_CHAT_IMAGE_TOTAL_BYTES_UNTRUSTED
 from horde.classes.base.kudos import KudosReservation
-from horde.classes.base.user import ANONYMOUS_KEY
+from horde.classes.base.stats import Filter
+from horde.classes.base.user import ANONYMOUS_KEY, UserRoleTypes
 from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
+from horde.database import caches
 from horde.db import require_engine, transaction
 from horde.outbound import Network
 from tests.integration._fake_chat_worker import ChatHorde, chat_horde, start_anew
+from tests.integration.rows import make_user
 from tests.integration.tcp_gate import TcpGate
 from tests.integration.test_budgets import counting
 from tests.integration.text_horde import forget_postings, list_discrepancies, list_postings
@@ -194,6 +197,21 @@ def test_images_of_dropped_turns_are_neither_fetched_stored_nor_charged(horde: C
     assert list_stored() == [f"{answer.json['id']}_chat_0.jpg"]
     assert sum(list_postings(horde.requester_id)) == -(PLAIN_TAX + IMAGE_TAX)
     assert len(get_messages(answer.json["id"])) == 1
+
+
+def test_moderation_rewrites_the_texts_and_leaves_the_images(horde: ChatHorde, host: tuple[str, list[str]]) -> None:
+    with transaction() as session:
+        session.execute(insert(Filter), {"regex": "dragon", "filter_type": 10, "replacement": "lizard"})
+    caches.clear_all()
+    _, key = make_user(UserRoleTypes.FLAGGED)
+    messages = [*with_images(PICTURE, text="dragon " * 10_000), *with_images(f"{host[0]}/new", text="A dragon", detail="low")]
+    request_id = horde.queue(key=key, messages=messages, max_tokens=64)
+    with transaction() as session:
+        session.execute(delete(Filter))
+    caches.clear_all()
+    stored_key = f"{request_id}_chat_0.jpg"
+    assert list_stored() == [stored_key]
+    assert get_messages(request_id) == with_images(f"horde-r2://{stored_key}", text="A lizard", detail="low")
 
 
 def test_without_its_images_a_trimmed_request_needs_no_eyes(horde: ChatHorde) -> None:

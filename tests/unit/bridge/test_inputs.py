@@ -2,7 +2,11 @@
 import base64
 import gzip
 import json
+import socket
+import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -164,6 +168,31 @@ def test_a_store_that_trickles_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     connection, _ = fetcher(httpx.Response(200, stream=trickle))
     assert refuse(lambda: connection.inline_images(image_message(URL))) == "too slow"
     assert trickle.taken < 10
+
+
+def test_a_store_whose_header_trickles_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "FETCH_SECONDS", 0.5)
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def trickle() -> None:
+        connection, _ = listener.accept()
+        with connection, suppress(OSError):
+            connection.sendall(b"HTTP/1.1 200 OK\r\n")
+            for _ in range(400):
+                connection.sendall(b"a: b\r\n")
+                time.sleep(0.02)
+            connection.sendall(b"Content-Length: 2\r\n\r\n[]")
+
+    store = threading.Thread(target=trickle)
+    store.start()
+    fetching = InputFetcher()
+    try:
+        with pytest.raises(InputUnavailable):
+            fetching.fetch_messages(f"http://127.0.0.1:{listener.getsockname()[1]}/")
+    finally:
+        store.join()
+        listener.close()
+        fetching.close()
 
 
 def gzipped(content: bytes) -> httpx.Response:
