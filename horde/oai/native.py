@@ -29,7 +29,9 @@ SUBMIT_READ_SECONDS: Final = 60.0  # the API fetches image URLs meanwhile
 READ_SECONDS: Final = 15.0
 CANCEL_SECONDS: Final = 15.0
 SUBMIT_RETRY_SECONDS: Final = (0.5, 1.0)  # before the second and third attempt; the last one holds for further ones
-MAX_CONNECTIONS: Final = 500
+# The library's pool looks at every call and connection whenever one changes, so what waits, waits outside of it.
+SUBMIT_CONNECTIONS: Final = 128  # some wait for images
+STATUS_CONNECTIONS: Final = 32  # reads are quick
 IDLE_CONNECTION_SECONDS: Final = 5.0  # the API closes its side after 15
 CHAT_PATH: Final = "/v2/generate/chat"
 MODELS_PATH: Final = "/v2/status/models?type=text&chat=true"
@@ -78,17 +80,26 @@ class Submitted:
     rate_limits: Mapping[str, str]
 
 
+class _Lane:
+    """Connections of their own for one kind of call, and a turn for each."""
+
+    def __init__(self, connections: int) -> None:
+        self.http = build_http_client(connections)
+        self.turns = asyncio.Semaphore(connections)
+
+
 class NativeClient:
     """Calls of one process over kept connections. Safe for any number of tasks of one loop."""
 
-    def __init__(self, config: FrontConfig, http: httpx.AsyncClient | None = None) -> None:
+    def __init__(self, config: FrontConfig) -> None:
         self._config = config
         self._base = config.native_url
-        self._http = http or build_http_client()
+        self._submits, self._reads = _Lane(SUBMIT_CONNECTIONS), _Lane(STATUS_CONNECTIONS)
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._http.aclose()
+        await self._submits.http.aclose()
+        await self._reads.http.aclose()
 
     async def submit(self, body: bytes, caller: Caller, deadline: float) -> Submitted:
         """Queue a request. `body` carries an operation key, so that repeating it is harmless. `deadline` is monotonic.
@@ -117,8 +128,9 @@ class NativeClient:
         headers = [*self._build_headers(caller), (b"content-type", b"application/json")]
         timeout = _build_timeout(SUBMIT_READ_SECONDS, remaining)
         try:
-            async with asyncio.timeout(remaining):
-                response = await self._http.post(f"{self._base}{CHAT_PATH}/async", content=body, headers=headers, timeout=timeout)
+            async with asyncio.timeout(remaining), self._submits.turns:
+                url = f"{self._base}{CHAT_PATH}/async"
+                response = await self._submits.http.post(url, content=body, headers=headers, timeout=timeout)
         except (httpx.TransportError, httpx.DecodingError, TimeoutError) as error:
             raise _Ambiguous(type(error).__name__) from None
         if response.status_code in _GATEWAY_STATUSES and "rc" not in (_parse_object(response) or {}):
@@ -166,8 +178,8 @@ class NativeClient:
 
     async def _call(self, method: str, path: str, headers: list[tuple[bytes, bytes]], seconds: float) -> httpx.Response:
         try:
-            async with asyncio.timeout(seconds):
-                return await self._http.request(
+            async with asyncio.timeout(seconds), self._reads.turns:
+                return await self._reads.http.request(
                     method, f"{self._base}{path}", headers=headers, timeout=_build_timeout(seconds, seconds)
                 )
         except (httpx.TransportError, httpx.DecodingError, TimeoutError) as error:
@@ -186,10 +198,10 @@ class NativeClient:
         return [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers]
 
 
-def build_http_client() -> httpx.AsyncClient:
+def build_http_client(connections: int) -> httpx.AsyncClient:
     """A client that keeps connections, follows no redirect and heeds no proxy of the environment."""
     limits = httpx.Limits(
-        max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS, keepalive_expiry=IDLE_CONNECTION_SECONDS
+        max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=IDLE_CONNECTION_SECONDS
     )
     return httpx.AsyncClient(limits=limits, trust_env=False, headers={"user-agent": "aihorde-oai-front"})
 
