@@ -5,6 +5,7 @@ import contextlib
 import http.client
 import json
 import socket
+import struct
 import threading
 import urllib.parse
 from collections.abc import Callable
@@ -74,6 +75,11 @@ class OpenStream:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._thread.join(PATIENCE_SECONDS)
         self._connection.close()
+
+    def reset(self) -> None:
+        """Hang up so that the server hears of it at once, though it is waiting for room to send."""
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.hang_up()
 
     def stop_reading(self) -> None:
         """Leave the connection open and take nothing from it."""

@@ -16,7 +16,7 @@ from devtools.services import ServiceAddresses
 from horde.oai import hub as hub_module
 from horde.oai import streaming
 from tests.integration._fake_chat_worker import Body, start_anew
-from tests.integration.chat_front import FrontStack, run_front, run_front_stack, run_native, wait_until
+from tests.integration.chat_front import FrontStack, build_client, run_front, run_front_stack, run_native, wait_until
 from tests.integration.front_streams import OpenStream, list_request_ids, post_progress
 from tests.integration.instruments import Counting
 from tests.integration.own_redis import add_entry
@@ -52,8 +52,8 @@ def redis(stack: FrontStack) -> Iterator[Redis]:
 def another_front(stack: FrontStack, **settings: Any) -> Iterator[FrontStack]:
     """A second front before the same API."""
     config = replace(stack.config, **settings)
-    with run_front(config) as url:
-        yield replace(stack, url=url, config=config)
+    with run_front(config) as url, build_client(url) as client:
+        yield replace(stack, url=url, config=config, client=client)
 
 
 def open_stream(stack: FrontStack, **changes: Any) -> tuple[OpenStream, Body]:
@@ -197,11 +197,14 @@ def test_a_client_that_never_reads_is_given_up_after_the_budget(
 ) -> None:
     monkeypatch.setattr(streaming, "LAST_EVENTS_SECONDS", 0.2)
     counting = Counting("horde.oai.streams")
-    with another_front(stack, stream_budget_seconds=3.0) as short, OpenStream(short) as stream:
-        stream.stop_reading()
-        job = stack.await_job()
-        flood(redis, list_request_ids()[0])
-        assert wait_until(counting.read) == [({"outcome": "disconnected"}, 1)]
+    with another_front(stack, stream_budget_seconds=3.0) as short:
+        with OpenStream(short) as stream:
+            stream.stop_reading()
+            job = stack.await_job()
+            flood(redis, list_request_ids()[0])
+            assert wait_until(counting.read) == [({"outcome": "disconnected"}, 1)]
+            stream.reset()
+        time.sleep(0.3)  # the server drops what it could not send when it hears of the end
     assert stack.horde.post_progress(job["id"], 1, "One").json["cancelled"]
 
 
