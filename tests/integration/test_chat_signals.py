@@ -127,6 +127,20 @@ def test_the_third_fault_is_told_with_its_reason(
     assert heard == [{"id": request_id, "event": "faulted", "generations": 0} | expected]
 
 
+def test_a_third_fault_after_a_cancel_leaves_the_request_cancelled(horde: ChatHorde, subscriber: Redis) -> None:
+    request_id, job = horde.serve()
+    for _ in range(2):
+        assert horde.fault(job["id"]).status_code == 200
+        job = horde.take()
+    with listening(subscriber, request_id) as heard:
+        horde.cancel(request_id)
+        assert horde.fault(job["id"]).status_code == 200
+        threads.check_waiting_prompts()
+    assert heard.events == [("cancelled", 0)]
+    status = horde.status(request_id)
+    assert (status["done"], status["faulted"], status["waiting"]) == (True, False, 0)
+
+
 def test_the_third_lapsed_lease_is_told(horde: ChatHorde, subscriber: Redis) -> None:
     horde.take_nothing()
     request_id = horde.queue()

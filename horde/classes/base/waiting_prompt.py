@@ -102,7 +102,7 @@ class WaitingPrompt(Base):
     def mark_faulted_after_repeated_faults(session: Session, wp_id: UUID) -> bool:
         """Fault a request more than `FAULTED_GENERATIONS_LIMIT` of whose jobs faulted; True for the call that did.
 
-        The caller holds the request's row lock, so the count cannot change underneath. Fakes never count.
+        One that ended before, as by a cancel, stays what it was: whoever waited was told so. The caller holds the request's row lock, so the count cannot change underneath. Fakes never count.
         """
         faulted_jobs = (
             select(func.count())
@@ -117,12 +117,13 @@ class WaitingPrompt(Base):
         )
         statement = (
             update(WaitingPrompt)
-            .where(WaitingPrompt.id == wp_id, WaitingPrompt.faulted.is_(False), faulted_jobs > FAULTED_GENERATIONS_LIMIT)
-            .values(
-                faulted=True,
-                terminal_outcome=func.coalesce(WaitingPrompt.terminal_outcome, TerminalOutcome.FAULTED),
-                terminal_recorded_at=func.coalesce(WaitingPrompt.terminal_recorded_at, utcnow()),
+            .where(
+                WaitingPrompt.id == wp_id,
+                WaitingPrompt.faulted.is_(False),
+                WaitingPrompt.terminal_outcome.is_(None),
+                faulted_jobs > FAULTED_GENERATIONS_LIMIT,
             )
+            .values(faulted=True, terminal_outcome=TerminalOutcome.FAULTED, terminal_recorded_at=utcnow())
             .returning(WaitingPrompt.id)
             .execution_options(synchronize_session=False)
         )
