@@ -272,6 +272,8 @@ class Frame:
         try:
             if scope["method"] == "OPTIONS":
                 scope["horde.oai.preflight"] = build_preflight_headers(self._origins, headers)
+            if scope["path"].endswith("\n"):  # the end of a route's pattern matches in front of it
+                await _refuse_unknown_route(scope, receive, send)
             await self._app(scope, receive, send)
         except FrontFailure as failure:
             raise build_error(failure, call.token_limit_key) from None

@@ -7,6 +7,7 @@ Source: docs/reference/chat_front.md, "Request".
 import asyncio
 import contextlib
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
@@ -77,8 +78,8 @@ class BodyReader:
         """Stop the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def read(self, headers: Headers, incoming: "IncomingBody") -> PreparedRequest:
-        """The request of a body. Raises RequestRefused, or ClientGone."""
+    async def read(self, headers: Headers, incoming: "IncomingBody", deadline: float) -> PreparedRequest:
+        """The request of a body that is whole before `deadline`, which is monotonic. Raises RequestRefused, or ClientGone."""
         encoding = headers.get("content-encoding", "identity").strip().lower()
         if encoding not in {"", "identity"}:
             raise RequestRefused("unsupported_content_encoding", "Send the body without a Content-Encoding.", status=415)
@@ -86,7 +87,7 @@ class BodyReader:
             raise _too_large()
         buffer = bytearray()
         try:
-            await self._fill(buffer, incoming)
+            await self._fill(buffer, incoming, deadline)
             data, size = bytes(buffer), len(buffer)
             self._buffered_bytes -= size
             buffer.clear()
@@ -98,13 +99,13 @@ class BodyReader:
         del data  # the thread lets go of it before it writes what is submitted
         return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: prepare_request(holder.pop(), headers))
 
-    async def _fill(self, buffer: bytearray, incoming: "IncomingBody") -> None:
+    async def _fill(self, buffer: bytearray, incoming: "IncomingBody", deadline: float) -> None:
         while not incoming.is_complete:
             try:
-                async with asyncio.timeout(SILENCE_SECONDS):
+                async with asyncio.timeout(min(SILENCE_SECONDS, deadline - time.monotonic())):
                     chunk = await incoming.read_chunk()
             except TimeoutError:
-                message = f"Nothing of the body arrived for {SILENCE_SECONDS:.0f} seconds."
+                message = f"The body did not arrive in time, or nothing of it for {SILENCE_SECONDS:.0f} seconds."
                 raise RequestRefused("incomplete_body", message) from None
             if len(buffer) + len(chunk) > MAX_CHAT_BODY_BYTES:
                 raise _too_large()

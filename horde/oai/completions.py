@@ -95,7 +95,8 @@ class Completions:
         try:
             api_key = require_api_key(headers)
             with self._admit(call):
-                prepared = await self._bodies.read(headers, incoming)
+                # A byte now and then must not hold one of the places for ever.
+                prepared = await self._bodies.read(headers, incoming, call.accepted_at + self._config.completion_budget_seconds)
                 peer = scope["client"][0] if scope.get("client") else None
                 caller = build_caller(api_key, headers, peer, self._config.trusted_proxies)
                 await self._serve_while_connected(call, prepared, caller, receive, send)

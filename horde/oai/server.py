@@ -15,6 +15,7 @@ import uvicorn
 from horde.config import FrontConfig
 from horde.logger import get_logger
 from horde.oai.app import create_front_app
+from horde.oai.connection import FrontConnection
 from horde.telemetry import MetricsEndpoint, start_telemetry
 
 logger = get_logger(__name__)
@@ -36,6 +37,7 @@ class FrontServer(uvicorn.Server):
                 host=config.listen,
                 port=config.port,
                 lifespan="on",
+                http=FrontConnection,
                 ws="none",
                 log_config=None,  # the project's own handlers stay
                 access_log=False,  # paths of unknown routes are text of clients

@@ -23,6 +23,7 @@ from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 from devtools.services import ServiceAddresses
 from horde.config import FrontConfig
 from horde.oai.app import create_front_app
+from horde.oai.connection import FrontConnection
 from horde.oai.signals import SignalHub
 from tests.integration._fake_chat_worker import MODEL, Body, ChatHorde, chat_horde
 
@@ -140,7 +141,14 @@ def run_front(config: FrontConfig, hub: SignalHub | None = None) -> Iterator[str
     with socket.create_server(("127.0.0.1", 0)) as listener:
         app = create_front_app(config, hub)
         settings = uvicorn.Config(
-            app, lifespan="on", ws="none", log_config=None, access_log=False, proxy_headers=False, timeout_graceful_shutdown=2
+            app,
+            lifespan="on",
+            http=FrontConnection,
+            ws="none",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=2,
         )
         server = uvicorn.Server(settings)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])), daemon=True)

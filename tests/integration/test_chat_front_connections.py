@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+"""What strangers put on a socket of the front: bytes behind a request, what is no HTTP, and bodies that never end."""
+
+import json
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from devtools.services import ServiceAddresses
+from horde.oai.connection import MAX_EARLY_BYTES
+from tests.integration._fake_chat_worker import start_anew
+from tests.integration.chat_front import PATIENCE_SECONDS, FrontStack, build_body, run_front, run_front_stack, wait_until
+from tests.integration.test_chat_front_waiting import await_cancelled, await_request_id
+
+HEALTH = b"GET /health HTTP/1.1\r\nHost: front\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def stack(service_urls: ServiceAddresses) -> Iterator[FrontStack]:
+    with run_front_stack(service_urls, "front_connections") as stack:
+        yield stack
+
+
+@pytest.fixture(autouse=True)
+def _anew(stack: FrontStack) -> None:
+    start_anew()
+
+
+def connect(url: str) -> socket.socket:
+    address = urlsplit(url)
+    return socket.create_connection((address.hostname, address.port), PATIENCE_SECONDS)
+
+
+def build_post(key: str, **changes: Any) -> bytes:
+    body = json.dumps(build_body(**changes)).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: front\r\nAuthorization: Bearer %b\r\nContent-Length: %d\r\n\r\n"
+    return head % (key.encode(), len(body)) + body
+
+
+def read_to_the_end(client: socket.socket) -> bytes:
+    received = b""
+    while chunk := client.recv(65536):
+        received += chunk
+    return received
+
+
+# --- bytes behind a request -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_together", [True, False], ids=["in one packet", "later"])
+@pytest.mark.parametrize("tail", [b"\r\n", HEALTH], ids=["a line end", "a next request"])
+@pytest.mark.parametrize("stream", [False, True], ids=["waiting", "streaming"])
+def test_75_a_hang_up_behind_early_bytes_is_noticed(stack: FrontStack, stream: bool, tail: bytes, is_together: bool) -> None:
+    stack.horde.take_nothing()
+    with connect(stack.url) as client:
+        client.sendall(build_post(stack.horde.requester_key, stream=stream) + (tail if is_together else b""))
+        request_id = await_request_id()
+        if not is_together:
+            client.sendall(tail)
+    await_cancelled(request_id)
+
+
+def test_a_next_request_is_answered_behind_the_first(stack: FrontStack) -> None:
+    stack.horde.take_nothing()
+    with connect(stack.url) as client:
+        client.sendall(build_post(stack.horde.requester_key))
+        job = stack.await_job()
+        client.sendall(b"\r\n" + HEALTH[:10])
+        client.sendall(HEALTH[10:].replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+        stack.horde.reply(job["id"], "Blue.")
+        received = read_to_the_end(client)
+    first, second = received.split(b"HTTP/1.1 200 OK\r\n")[1:]
+    assert b'"content":"Blue."' in first
+    assert second.endswith(b'{"status":"ok"}')
+
+
+def test_more_early_bytes_than_are_kept_end_the_connection(stack: FrontStack) -> None:
+    stack.horde.take_nothing()
+    with connect(stack.url) as client:
+        client.sendall(build_post(stack.horde.requester_key))
+        request_id = await_request_id()
+        client.sendall(b"x" * (MAX_EARLY_BYTES + 1))
+        await_cancelled(request_id)
+
+
+# --- what is no request -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x16\x03\x01\x02\x00\r\n\r\n",
+        "GET /v1/models/modèle HTTP/1.1\r\nHost: front\r\n\r\n".encode(),
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: front\r\nContent-Length: -5\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: front\r\nContent-Length: 4\r\nContent-Length: 5\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: front\r\napikey: k\r\nTransfer-Encoding: chunked\r\n\r\nZ\r\n",
+        b"GET /health HTTP/1.1\r\nHost: front\r\nX-" + b"a" * 100_000,
+    ],
+    ids=["another protocol", "raw utf-8 path", "negative length", "two lengths", "no chunk", "endless header"],
+)
+def test_what_is_no_http_is_refused_in_json(stack: FrontStack, sent: bytes) -> None:
+    with connect(stack.url) as client:
+        client.sendall(sent)
+        head, _, body = read_to_the_end(client).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert b"content-type: application/json" in head
+    assert b"x-request-id: req_" in head
+    error = json.loads(body)["error"]
+    assert (error["code"], error["type"], error["param"]) == ("invalid_http", "invalid_request_error", None)
+
+
+def test_what_is_no_chunk_behind_an_answer_ends_the_connection(stack: FrontStack, caplog: pytest.LogCaptureFixture) -> None:
+    with connect(stack.url) as client:
+        client.sendall(b"POST /v1/responses HTTP/1.1\r\nHost: front\r\nTransfer-Encoding: chunked\r\n\r\n")
+        received = b""
+        while b"unknown_url" not in received:
+            received += client.recv(65536)
+        client.sendall(b"ZZZ\r\n")
+        received += read_to_the_end(client)
+    assert received.count(b"HTTP/1.1 ") == 1
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+@pytest.mark.parametrize("path", ["/health%0A", "/v1/models%0A", "/v1/models/x%0A", "/v1/chat/completions%0A"])
+def test_a_path_with_a_line_end_is_another_path(stack: FrontStack, path: str) -> None:
+    answer = stack.call("GET", path)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_url")
+
+
+# --- bodies that do not end -------------------------------------------------------------------------------------------
+
+
+def test_a_body_that_drips_is_ended_with_the_budget(stack: FrontStack) -> None:
+    config = replace(stack.config, completion_budget_seconds=1.0, max_open_requests=1)
+    with run_front(config) as url, connect(url) as client:
+        client.settimeout(0.1)
+        client.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: front\r\nAuthorization: Bearer k\r\nContent-Length: 999999\r\n\r\n"
+        )
+
+        def drip() -> bytes | None:
+            client.sendall(b" ")
+            try:
+                return client.recv(65536)
+            except TimeoutError:
+                return None
+
+        answer = wait_until(drip)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b'"code":"incomplete_body"' in answer
