@@ -102,7 +102,8 @@ class WaitingPrompt(Base):
     def mark_faulted_after_repeated_faults(session: Session, wp_id: UUID) -> bool:
         """Fault a request more than `FAULTED_GENERATIONS_LIMIT` of whose jobs faulted; True for the call that did.
 
-        One that ended before, as by a cancel, stays what it was: whoever waited was told so. The caller holds the request's row lock, so the count cannot change underneath. Fakes never count.
+        One that ended before, as by a cancel, stays what it was: whoever waited was told so. The caller holds the
+        request's row lock, so the count cannot change underneath. Fakes never count.
         """
         faulted_jobs = (
             select(func.count())
