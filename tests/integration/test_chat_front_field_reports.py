@@ -20,7 +20,7 @@ import pytest
 from devtools.services import ServiceAddresses
 from horde.classes.base.waiting_prompt import WaitingPrompt
 from horde.logger import JsonFormatter
-from tests.integration._fake_chat_worker import Body, build_call, start_anew
+from tests.integration._fake_chat_worker import Body, build_call, build_tool, start_anew
 from tests.integration.chat_front import (
     PATIENCE_SECONDS,
     FrontStack,
@@ -30,6 +30,7 @@ from tests.integration.chat_front import (
     run_front_stack,
     wait_until,
 )
+from tests.integration.front_streams import OpenStream
 from tests.integration.instruments import Counting, read_figures
 from tests.integration.text_horde import count_rows
 
@@ -95,6 +96,112 @@ def test_fr_10_a_model_id_stays_as_it_is_byte_for_byte(stack: FrontStack) -> Non
         lines = answer.text.splitlines() if stream else [answer.text]
         bodies = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith(("data: {", "{"))]
         assert {body["model"] for body in bodies} == {name}
+
+
+OPTIONAL_KEYS = (
+    "max_tokens",
+    "max_completion_tokens",
+    "temperature",
+    "top_p",
+    "n",
+    "seed",
+    "stop",
+    "stream",
+    "stream_options",
+    "presence_penalty",
+    "frequency_penalty",
+    "reasoning_effort",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "response_format",
+    "metadata",
+)
+
+
+def test_fr_17_null_is_as_absent(stack: FrontStack) -> None:
+    nulls = dict.fromkeys(OPTIONAL_KEYS, None)
+    pop = {"chat_features": ["prompt_overflow_refused"]}
+    payload, _ = serve(stack, json.dumps(build_body(**nulls)).encode(), pop=pop)
+    assert (payload["max_length"], payload["temperature"], payload["top_p"]) == (512, 1.0, 1.0)
+    assert (payload["presence_penalty"], payload["frequency_penalty"]) == (0, 0)
+    assert not {"seed", "stop_sequence", "reasoning_effort", "tools", "tool_choice", "stream_progress"} & set(payload)
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "required", "tools": None}, "tool_choice"),
+        ({"tool_choice": "required", "tools": []}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "other"}}, "tools": [build_tool("known")]}, "tool_choice"),
+        ({"parallel_tool_calls": False}, "parallel_tool_calls"),
+    ],
+)
+def test_fr_21_an_impossible_tool_choice_opens_no_stream(stack: FrontStack, changes: Body, param: str) -> None:
+    stack.horde.take_nothing()
+    status, error = stack.refuse(stream=True, **changes)
+    assert (status, error["code"], error["param"]) == (400, "conflicting_parameters", param)
+    assert count_rows(WaitingPrompt) == 0
+
+
+def test_fr_21_a_call_of_a_function_that_was_not_offered_does_not_reach_the_client(stack: FrontStack) -> None:
+    pop = {"chat_features": ["prompt_overflow_refused", "tools"]}
+    stack.horde.take_nothing(**pop)
+    waiting = stack.ask(tools=[build_tool("known")])
+    job = stack.await_job(**pop)
+    calls = {"tool_calls": [build_call("unknown")], "finish_reason": "tool_calls"}
+    refused = stack.horde.reply(job["id"], None, **calls)
+    assert (refused.status_code, refused.json["rc"]) == (400, "ChatSubmitInvalid")
+    assert not waiting.done()
+    assert stack.horde.reply(job["id"], "Blue.").status_code == 200
+    assert waiting.result(PATIENCE_SECONDS).json()["choices"][0]["message"]["content"] == "Blue."
+
+
+@pytest.mark.parametrize("shows_reasoning", [True, False])
+@pytest.mark.parametrize("streams", [True, False])
+def test_fr_29_reasoning_never_becomes_the_answer(stack: FrontStack, streams: bool, shows_reasoning: bool) -> None:
+    options = {"horde": {"include_reasoning": shows_reasoning}}
+    reply = {"reasoning_content": "Let me think", "finish_reason": "length"}
+    stack.horde.take_nothing()
+    if streams:
+        with OpenStream(stack, **options) as stream:
+            job = stack.await_job()
+            assert stack.horde.post_progress(job["id"], 1, "", reasoning="Let me").status_code == 200
+            assert stack.horde.reply(job["id"], "", **reply).status_code == 200
+            stream.finish()
+        content, reasoning = stream.join(), stream.join("reasoning_content")
+        finish = next(chunk["choices"][0]["finish_reason"] for chunk in stream.chunks if chunk["choices"][0]["finish_reason"])
+    else:
+        waiting = stack.ask(**options)
+        assert stack.horde.reply(stack.await_job()["id"], "", **reply).status_code == 200
+        choice = waiting.result(PATIENCE_SECONDS).json()["choices"][0]
+        content, reasoning = choice["message"]["content"], choice["message"].get("reasoning_content", "")
+        finish = choice["finish_reason"]
+    assert (content, finish) == ("", "length")
+    assert reasoning == ("Let me think" if shows_reasoning else "")
+
+
+def test_fr_31_a_browser_may_call_and_reads_its_refusal(stack: FrontStack) -> None:
+    asked = {
+        "origin": "https://page.example",
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization, content-type",
+    }
+    preflight = stack.call("OPTIONS", "/v1/chat/completions", headers=asked)
+    assert preflight.is_success
+    assert preflight.headers["access-control-allow-origin"] in {"*", "https://page.example"}
+    assert "POST" in preflight.headers["access-control-allow-methods"]
+    assert {"authorization", "content-type"} <= set(preflight.headers["access-control-allow-headers"].replace(" ", "").split(","))
+    refused = stack.call("POST", "/v1/chat/completions", json=build_body(), headers={"origin": "https://page.example"})
+    assert refused.status_code == 401
+    assert refused.headers["access-control-allow-origin"] in {"*", "https://page.example"}
+
+
+def test_35_stream_options_without_stream_are_accepted(stack: FrontStack) -> None:
+    payload, completion = serve(stack, json.dumps(build_body(stream_options={"include_usage": True})).encode())
+    assert "stream_progress" not in payload
+    assert completion["usage"]["total_tokens"] > 0
 
 
 def test_fr_18_developer_and_system_are_one_operation(stack: FrontStack) -> None:
