@@ -115,6 +115,10 @@ class BodyReader:
             self._buffered_bytes += len(chunk)
 
 
+# Written piece by piece in Python: the encoder in C keeps every other stream waiting until it is through a whole body.
+_ENCODER: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
+
+
 def build_overload(reason: str) -> RequestRefused:
     """503 of a front that has enough to do; nothing was submitted, so trying again is fine."""
     message = f"The front is busy: {reason}. Try again in a moment."
@@ -137,7 +141,7 @@ def prepare_request(data: bytes, headers: Headers) -> PreparedRequest:
     key = choose_operation_key(request.horde.operation_key, headers)
     horde = {**request.native_body.get("horde", {}), "operation_key": str(key.value)}
     native = {**request.native_body, "horde": horde}
-    native_bytes = json.dumps(native, separators=(",", ":"), ensure_ascii=False).encode()
+    native_bytes = "".join(_ENCODER.iterencode(native)).encode()
     request.native_body.clear()  # large, and not needed any more
     return PreparedRequest(request, native_bytes, key)
 

@@ -69,6 +69,7 @@ class FuzzFront:
         attacker = Attacker(random, self.horde.keys, (*self.horde.workers, FULL_CHAT["model"], "auto", "json_object"))
         for number in range(count):
             if number % RENEW_AFTER == RENEW_AFTER - 1:
+                self._connection.close()  # the server would, in the meantime
                 with self.serving:
                     self.horde.check_books()
                     self.horde.renew()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horde.exceptions import BadRequest
-from horde.json_body import MAX_JSON_DEPTH, MAX_JSON_VALUE_COUNT, parse_json_body
+from horde.json_body import MAX_JSON_DEPTH, MAX_JSON_VALUE_COUNT, _count_values, parse_json_body
 from horde.return_codes import ReturnCode
 
 
@@ -82,3 +82,28 @@ def test_workers_text_keeps_everything_but_what_cannot_be_stored() -> None:
 def test_no_bytes_raise_anything_but_a_refusal(data: bytes) -> None:
     with suppress(BadRequest):
         parse_json_body(data)
+
+
+@pytest.mark.parametrize("filler", ["", '"x",' * 70_000])
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("[1,2,{}]", 4),
+        ('["a,[{","b"]', 2),
+        (r'["a\",[{\\",{}]', 3),
+        (r'["\\\\",1]', 2),
+        ("", 0),
+    ],
+)
+def test_values_are_counted_outside_of_strings(filler: str, text: str, count: int) -> None:
+    assert _count_values(filler + text) == count + filler.count(",")
+
+
+@pytest.mark.parametrize(
+    ("start", "mark", "count"),
+    [("", '"', 3_000_000), ('["', "", 0), ('["', '\\"', 60_000), ('["', '\\"', 1_100_000), ('["\\', "", 0)],
+    ids=["quotes", "open string", "escaped quotes", "many escaped quotes", "open escape"],
+)
+def test_quotes_without_end_are_refused(start: str, mark: str, count: int) -> None:
+    with pytest.raises(BadRequest):
+        parse_json_body(f"{start}{mark * count}{',[' * 600_000}".encode())
