@@ -15,24 +15,21 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
-import httpx
-
 from horde import metrics
 from horde.config import FrontConfig
 from horde.logger import get_logger
 from horde.oai.errors import NativeRefused, NativeUnavailable
+from horde.oai.http import HttpAnswer, HttpClient, HttpFailure
 
 logger = get_logger(__name__)
 
-CONNECT_SECONDS: Final = 5.0
+REACHABLE_SECONDS: Final = 5.0
 SUBMIT_READ_SECONDS: Final = 60.0  # the API fetches image URLs meanwhile
 READ_SECONDS: Final = 15.0
 CANCEL_SECONDS: Final = 15.0
 SUBMIT_RETRY_SECONDS: Final = (0.5, 1.0)  # before the second and third attempt; the last one holds for further ones
-# The library's pool looks at every call and connection whenever one changes, so what waits, waits outside of it.
 SUBMIT_CONNECTIONS: Final = 128  # some wait for images
 STATUS_CONNECTIONS: Final = 32  # reads are quick
-IDLE_CONNECTION_SECONDS: Final = 5.0  # the API closes its side after 15
 CHAT_PATH: Final = "/v2/generate/chat"
 MODELS_PATH: Final = "/v2/status/models?type=text&chat=true"
 _REQUEST_ID: Final = re.compile(r"[0-9A-Za-z-]{1,64}")  # it becomes part of paths and channel names
@@ -80,26 +77,19 @@ class Submitted:
     rate_limits: Mapping[str, str]
 
 
-class _Lane:
-    """Connections of their own for one kind of call, and a turn for each."""
-
-    def __init__(self, connections: int) -> None:
-        self.http = build_http_client(connections)
-        self.turns = asyncio.Semaphore(connections)
-
-
 class NativeClient:
     """Calls of one process over kept connections. Safe for any number of tasks of one loop."""
 
     def __init__(self, config: FrontConfig) -> None:
         self._config = config
-        self._base = config.native_url
-        self._submits, self._reads = _Lane(SUBMIT_CONNECTIONS), _Lane(STATUS_CONNECTIONS)
+        # Apart, so that submits that wait for images hold up no read.
+        self._submits = HttpClient(config.native_url, SUBMIT_CONNECTIONS)
+        self._reads = HttpClient(config.native_url, STATUS_CONNECTIONS)
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._submits.http.aclose()
-        await self._reads.http.aclose()
+        await self._submits.close()
+        await self._reads.close()
 
     async def submit(self, body: bytes, caller: Caller, deadline: float) -> Submitted:
         """Queue a request. `body` carries an operation key, so that repeating it is harmless. `deadline` is monotonic.
@@ -124,15 +114,13 @@ class NativeClient:
         metrics.oai_submit_retries.add(1, {"outcome": "failed"})
         raise NativeUnavailable("no attempt was answered")
 
-    async def _submit_once(self, body: bytes, caller: Caller, remaining: float) -> httpx.Response:
+    async def _submit_once(self, body: bytes, caller: Caller, remaining: float) -> HttpAnswer:
         headers = [*self._build_headers(caller), (b"content-type", b"application/json")]
-        timeout = _build_timeout(SUBMIT_READ_SECONDS, remaining)
         try:
-            async with asyncio.timeout(remaining), self._submits.turns:
-                url = f"{self._base}{CHAT_PATH}/async"
-                response = await self._submits.http.post(url, content=body, headers=headers, timeout=timeout)
-        except (httpx.TransportError, httpx.DecodingError, TimeoutError) as error:
-            raise _Ambiguous(type(error).__name__) from None
+            async with asyncio.timeout(min(SUBMIT_READ_SECONDS, remaining)):
+                response = await self._submits.call("POST", f"{CHAT_PATH}/async", headers, body)
+        except (HttpFailure, TimeoutError) as error:
+            raise _Ambiguous(_describe(error)) from None
         if response.status_code in _GATEWAY_STATUSES and "rc" not in (_parse_object(response) or {}):
             raise _Ambiguous(f"status {response.status_code}")
         return response
@@ -172,18 +160,16 @@ class NativeClient:
     async def is_reachable(self) -> bool:
         """Whether the API answers its heartbeat."""
         with contextlib.suppress(NativeUnavailable):
-            response = await self._call("GET", "/v2/status/heartbeat", self._build_headers(None), CONNECT_SECONDS)
+            response = await self._call("GET", "/v2/status/heartbeat", self._build_headers(None), REACHABLE_SECONDS)
             return response.status_code == 200
         return False
 
-    async def _call(self, method: str, path: str, headers: list[tuple[bytes, bytes]], seconds: float) -> httpx.Response:
+    async def _call(self, method: str, path: str, headers: list[tuple[bytes, bytes]], seconds: float) -> HttpAnswer:
         try:
-            async with asyncio.timeout(seconds), self._reads.turns:
-                return await self._reads.http.request(
-                    method, f"{self._base}{path}", headers=headers, timeout=_build_timeout(seconds, seconds)
-                )
-        except (httpx.TransportError, httpx.DecodingError, TimeoutError) as error:
-            raise NativeUnavailable(type(error).__name__) from None
+            async with asyncio.timeout(seconds):
+                return await self._reads.call(method, path, headers)
+        except (HttpFailure, TimeoutError) as error:
+            raise NativeUnavailable(_describe(error)) from None
 
     def _build_headers(self, caller: Caller | None) -> list[tuple[bytes, bytes]]:
         """Who asks, and for whom: the address goes along only with the passkey that makes it believed."""
@@ -198,32 +184,23 @@ class NativeClient:
         return [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers]
 
 
-def build_http_client(connections: int) -> httpx.AsyncClient:
-    """A client that keeps connections, follows no redirect and heeds no proxy of the environment."""
-    limits = httpx.Limits(
-        max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=IDLE_CONNECTION_SECONDS
-    )
-    return httpx.AsyncClient(limits=limits, trust_env=False, headers={"user-agent": "aihorde-oai-front"})
+def _describe(error: Exception) -> str:
+    return str(error) or type(error).__name__
 
 
-def _build_timeout(read_seconds: float, remaining: float) -> httpx.Timeout:
-    least = max(remaining, 0.001)
-    return httpx.Timeout(min(read_seconds, least), connect=min(CONNECT_SECONDS, least))
-
-
-def _parse_json(response: httpx.Response) -> object:
+def _parse_json(response: HttpAnswer) -> object:
     try:
         return json.loads(response.content)
     except (ValueError, RecursionError):
         return None
 
 
-def _parse_object(response: httpx.Response) -> dict[str, Any] | None:
+def _parse_object(response: HttpAnswer) -> dict[str, Any] | None:
     value = _parse_json(response)
     return value if isinstance(value, dict) else None
 
 
-def _parse_submit(response: httpx.Response) -> Submitted:
+def _parse_submit(response: HttpAnswer) -> Submitted:
     body = _parse_object(response)
     if response.status_code in {200, 202} and body is not None:
         request_id = body.get("id")
@@ -240,7 +217,7 @@ _RATE_LIMIT_HEADERS: Final[Mapping[str, str]] = MappingProxyType(
 )
 
 
-def _parse_rate_limits(headers: httpx.Headers) -> dict[str, str]:
+def _parse_rate_limits(headers: Mapping[str, str]) -> dict[str, str]:
     """OpenAI's headers for those the API sent; its moment of the reset becomes a duration."""
     found = {name: headers[sent] for sent, name in _RATE_LIMIT_HEADERS.items() if sent in headers}
     reset = _parse_seconds(headers.get("x-ratelimit-reset"))
