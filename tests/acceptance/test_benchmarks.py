@@ -67,3 +67,15 @@ def test_the_progress_benchmark_loses_no_entry_and_compares_with_the_bare_script
         assert row["script_ratio"] > 0
         assert all(row[f"{name}_ms"][0] > 0 for name in ("server", "client", "reader"))
     assert "x script" in answer.stderr
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_streams_delivers_every_post(service_urls: ServiceAddresses) -> None:
+    answer = run_benchmark(service_urls, "front_streams", "--quick", "--json")
+    assert answer.returncode == 0, answer.stderr
+    figures = json.loads(answer.stdout)
+    (row,) = figures["streams"]
+    assert (row["streams"], row["posts"], row["delivered"], row["finished"]) == (5, 10, 10, 5)
+    (completions,) = figures["completions"]
+    assert completions["front_ms"] > 0 < completions["native_ms"]
+    assert "KiB/stream" in answer.stderr
