@@ -8,7 +8,7 @@ Source: docs/reference/chat_front.md, "Messages".
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from horde.chat_contract import (
     CHAT_IMAGE_DETAILS,
@@ -31,7 +31,7 @@ from horde.chat_contract import (
 from horde.oai.errors import RequestRefused
 
 _DROPPED_KEYS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
-    {"assistant": frozenset({"reasoning_content", "reasoning", "reasoning_details"}), "tool": frozenset({"name"})}
+    {"assistant": frozenset({"reasoning_content", "reasoning", "reasoning_details", "parsed"}), "tool": frozenset({"name"})}
 )
 _DROPPED_WHEN_EMPTY: Final = frozenset({"annotations", "tool_calls"})  # of an assistant message
 
@@ -101,15 +101,25 @@ def _require_call_id(parsed: JsonObject, path: str) -> None:
 
 
 def _parse_tool_calls(value: object, path: str) -> list[JsonObject]:
-    """The calls without the `index` that stream accumulators leave in them."""
+    """The calls without what stream accumulators and parsers of the SDKs leave in them."""
     if isinstance(value, list):
+        value = [_drop_keys(call, "index") for call in value]
         value = [
-            {key: member for key, member in call.items() if key != "index" and member is not None}
-            if isinstance(call, dict)
-            else call
+            call | {"function": _drop_keys(call["function"], "parsed_arguments")} if _has_function(call) else call
             for call in value
         ]
     return parse_tool_calls(value, path)
+
+
+def _drop_keys(value: object, *dropped: str) -> Any:
+    """An object without its nulls and these keys; anything else as it is."""
+    if not isinstance(value, dict):
+        return value
+    return {key: member for key, member in value.items() if key not in dropped and member is not None}
+
+
+def _has_function(call: object) -> bool:
+    return isinstance(call, dict) and "function" in call
 
 
 def _check_short_string(value: object, path: str, limit: int) -> None:

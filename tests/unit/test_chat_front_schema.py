@@ -11,7 +11,7 @@ from horde.oai.errors import RequestRefused
 from horde.oai.schema import NEUTRAL_SAMPLERS, ChatCompletionRequest
 
 USER = {"role": "user", "content": "hi"}
-CALL = {"id": "call_1", "type": "function", "function": {"name": "lookup", "arguments": "{}"}}
+CALL: dict[str, Any] = {"id": "call_1", "type": "function", "function": {"name": "lookup", "arguments": "{}"}}
 TOOL = {"type": "function", "function": {"name": "lookup", "parameters": {"type": "object"}}}
 
 
@@ -148,8 +148,10 @@ def test_37_and_38_a_message_the_front_returned_is_accepted_back() -> None:
         "function_call": None,
         "annotations": [],
         "tool_calls": None,
+        "parsed": {"colour": "blue"},
     }
-    called = {"role": "assistant", "content": None, "tool_calls": [CALL | {"index": 0}], "refusal": None, "annotations": None}
+    parsed = CALL | {"index": 0, "function": CALL["function"] | {"parsed_arguments": {"a": 1}, "strict": None}}
+    called = {"role": "assistant", "content": None, "tool_calls": [parsed], "refusal": None, "annotations": None}
     answered = {"role": "tool", "content": "x", "tool_call_id": "call_1", "name": "lookup"}
     messages = parse(messages=[USER, echoed, USER, called, answered]).native_body["messages"]
     assert messages[1] == {"role": "assistant", "content": "Blue."}
