@@ -35,6 +35,7 @@ from horde.oai.signals import SignalHub
 from horde.oai.streaming import StreamSettings, stream_completion
 from horde.oai.waiting import RequestWait, WaitSettings, wait_for_first_status, wait_for_reply
 
+SEND_SECONDS: Final = 60.0  # a client that takes nothing of its answer for so long gives up its place
 REQUEST_ID_HEADER: Final = "x-horde-request-id"
 
 type Describe = Callable[[FrontFailure, "OpenCall"], ErrorAnswer]
@@ -221,7 +222,11 @@ class Completions:
     async def _send_completion(self, call: OpenCall, body: JsonObject, send: Send) -> None:
         milliseconds = round((time.monotonic() - call.accepted_at) * 1000)
         headers = {**call.headers, "openai-processing-ms": str(milliseconds)}
-        await send_json(send, 200, body, headers)
+        try:
+            async with asyncio.timeout(SEND_SECONDS):
+                await send_json(send, 200, body, headers)
+        except TimeoutError:
+            raise ClientGone from None
 
 
 def _get_quoted_model(submitted: Submitted) -> str:
