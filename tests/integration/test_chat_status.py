@@ -14,6 +14,7 @@ from horde.classes.base.waiting_prompt import WaitingPrompt
 from horde.classes.base.worker import Worker
 from horde.classes.kobold.processing_generation import TextProcessingGeneration
 from horde.clock import utcnow
+from horde.database import text_status
 from horde.database.functions import forget_cached_availability
 from horde.db import transaction
 from tests.integration._fake_chat_worker import MODEL, ChatHorde, build_tool, chat_horde, start_anew
@@ -77,6 +78,21 @@ def test_a_request_from_its_queueing_to_its_end(horde: ChatHorde) -> None:
     assert get_counts(status) == (0, 0, 1, 1, True)
     assert (status["wait_time"], len(status["generations"])) == (0, 1)
     assert "messages" not in str(status)
+
+
+def test_a_status_read_across_a_submit_is_of_one_moment(horde: ChatHorde, monkeypatch: pytest.MonkeyPatch) -> None:
+    request_id, job = horde.serve()
+    list_jobs = text_status._list_jobs
+
+    def submit_first(*arguments: Any, **options: Any) -> Any:
+        monkeypatch.setattr(text_status, "_list_jobs", list_jobs)
+        assert horde.reply(job["id"]).status_code == 200
+        return list_jobs(*arguments, **options)
+
+    monkeypatch.setattr(text_status, "_list_jobs", submit_first)
+    status = horde.status(request_id)
+    assert (status["done"], status["finished"], len(status["generations"])) == (True, 1, 1)
+    assert status["kudos"] == horde.status(request_id)["kudos"]
 
 
 def test_the_wait_counts_from_the_creation_to_the_pop_of_the_job_shown(horde: ChatHorde) -> None:

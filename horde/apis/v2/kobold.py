@@ -366,8 +366,15 @@ def answer_status(request_id: str, *, is_chat: bool) -> dict[str, Any]:
     """The status of a request of one family; no key is needed, the id is the secret."""
     now = utcnow()
     with reading() as session:
-        progress = require_request_progress(session, request_id, is_chat=is_chat, now=now)
-        return build_text_status(session, progress, is_chat=is_chat, validated_backends=get_config().validated_backends, now=now)
+
+        def read() -> dict[str, Any]:
+            progress = require_request_progress(session, request_id, is_chat=is_chat, now=now)
+            backends = get_config().validated_backends
+            return build_text_status(session, progress, is_chat=is_chat, validated_backends=backends, now=now)
+
+        status = read()
+        # A reply that was stored between the two statements: its price and the end of the request belong to it.
+        return status if len(status["generations"]) == status["finished"] else read()
 
 
 def answer_cancel(request_id: str, *, is_chat: bool) -> dict[str, Any]:
