@@ -399,14 +399,11 @@ def _is_up(client: httpx.Client) -> bool:
         return False
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("HORDE_OAI_PORT", "x"), ("HORDE_OAI_TRUSTED_PROXIES", "x"), ("HORDE_LOG_LEVEL", "x")]
-)
-def test_the_command_refuses_what_it_cannot_read(name: str, value: str) -> None:
-    process = run_process({name: value})
+def test_the_command_refuses_what_it_cannot_read() -> None:
+    process = run_process({"HORDE_OAI_TRUSTED_PROXIES": "x"})
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert errors.startswith(f"horde front: {name} ")
+    assert errors.startswith("horde front: HORDE_OAI_TRUSTED_PROXIES ")
     assert "Traceback" not in errors
 
 
