@@ -17,8 +17,10 @@ from devtools import bootstrap
 
 ROOT = Path(__file__).resolve().parent.parent
 PYTHON_FOLDER = ROOT / ".venv-clients"
+LITELLM_FOLDER = ROOT / ".venv-litellm"
 NODE_FOLDER = ROOT / ".dev" / "clients"
 PYTHON_REQUIREMENTS = ROOT / "requirements-clients.txt"
+LITELLM_REQUIREMENTS = ROOT / "requirements-litellm.txt"
 NODE_REQUIREMENTS = (ROOT / "tests/clients/package.json", ROOT / "tests/clients/package-lock.json")
 
 # The package unpacks its browser below TMPDIR and prints where.
@@ -31,15 +33,25 @@ INSTALL_SECONDS = 600
 
 def require_python() -> Path:
     """The interpreter beside which the Python libraries are installed. Raises SetupError."""
-    python = PYTHON_FOLDER / "bin" / "python"
+    return require_environment(PYTHON_FOLDER, PYTHON_REQUIREMENTS)
+
+
+def require_litellm_proxy() -> Path:
+    """The command that starts LiteLLM's proxy, for a benchmark beside it. Raises SetupError."""
+    return require_environment(LITELLM_FOLDER, LITELLM_REQUIREMENTS).with_name("litellm")
+
+
+def require_environment(folder: Path, requirements: Path) -> Path:
+    """The interpreter of a virtual environment with exactly these packages. Raises SetupError."""
+    python = folder / "bin" / "python"
 
     def install() -> None:
-        shutil.rmtree(PYTHON_FOLDER, ignore_errors=True)
-        run([sys.executable, "-m", "venv", "--without-pip", str(PYTHON_FOLDER)], "could not make .venv-clients")
+        shutil.rmtree(folder, ignore_errors=True)
+        run([sys.executable, "-m", "venv", "--without-pip", str(folder)], f"could not make {folder.name}")
         # Without bytecode, which takes longer than all tests: most of these packages is never imported.
-        bootstrap.install(str(PYTHON_REQUIREMENTS), str(python), compile_bytecode=False)
+        bootstrap.install(str(requirements), str(python), compile_bytecode=False)
 
-    prepare(PYTHON_FOLDER, [PYTHON_REQUIREMENTS], install)
+    prepare(folder, [requirements], install)
     return python
 
 

@@ -18,6 +18,7 @@ FILES = {
     "server": "requirements.txt",
     "dev": "requirements-dev.txt",
     "clients": "requirements-clients.txt",
+    "litellm": "requirements-litellm.txt",
 }
 CLIENTS = ROOT / "tests" / "clients"
 
