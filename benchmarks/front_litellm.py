@@ -280,7 +280,8 @@ def compare(rows: Sequence[Row]) -> str:
     times = best[FRONT] / best[LITELLM] if best[LITELLM] else 0.0
     return (
         f"streams a core: front {best[FRONT]:.0f}, LiteLLM {best[LITELLM]:.0f}, {times:.1f} times as many; "
-        f"added at {first[FRONT].streams} streams: front {first[FRONT].delay_ms[0]:.1f} ms, LiteLLM {first[LITELLM].delay_ms[0]:.1f} ms"
+        f"added at {first[FRONT].streams} streams: front {first[FRONT].delay_ms[0]:.1f} ms, "
+        f"LiteLLM {first[LITELLM].delay_ms[0]:.1f} ms"
     )
 
 
