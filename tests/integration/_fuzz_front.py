@@ -119,7 +119,9 @@ class FuzzFront:
 def list_faults(attack: Attack, status: int, headers: dict[str, str], body: bytes) -> list[str]:
     """What is wrong with an answer, whatever was asked."""
     wrong = []
-    if status >= 500:
+    if (
+        status >= 500 and b'"code":"no_worker_available"' not in body
+    ):  # such as for workers that are fast enough, of which is none
         wrong.append("is a server error")
     if 300 <= status < 400:
         wrong.append("is a redirect")
