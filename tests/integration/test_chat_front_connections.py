@@ -150,5 +150,7 @@ def test_a_body_that_drips_is_ended_with_the_budget(stack: FrontStack) -> None:
                 return None
 
         answer = wait_until(drip)
+        while b"}}" not in answer:  # the head may come before the body
+            answer += client.recv(65536)
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert b'"code":"incomplete_body"' in answer
