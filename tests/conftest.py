@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """What every test may use: the services of the run and a small real backend. Both start when first asked for."""
 
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,6 +44,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if not item.path.is_relative_to(TESTS / "unit"):
             item.add_marker(pytest.mark.services)
+
+
+@pytest.fixture(autouse=True)
+def _restore_logging() -> Iterator[None]:
+    """A command run in this process sends the log where its test captures it, which later threads must not write to."""
+    root, horde = logging.getLogger(), logging.getLogger("horde")
+    before = root.handlers[:], root.level, horde.level
+    yield
+    root.handlers[:], root.level, horde.level = before
 
 
 @pytest.fixture(scope="session")

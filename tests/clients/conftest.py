@@ -49,15 +49,24 @@ class Stack:
         return outcome[0] == "cancelled"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def stack(service_urls: ServiceAddresses, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """A horde with its front and one worker for all tests of a process."""
+    """A horde with its front and one worker. It ends with the package, since it shares the Redis of the process."""
     folder = tmp_path_factory.mktemp("clients")
     environment = build_shared_environment(service_urls, "clients")
     with running_horde(environment, folder) as horde, running_front(horde, folder) as front:
         client, owner = horde.create_account("client"), horde.create_account("owner")
         with running_worker(horde.api.url, owner.key) as worker:
             yield Stack(horde, front, client, worker)
+
+
+@pytest.fixture(autouse=True)
+def _forgive_faults(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The worker faults on demand, and after twenty in an hour it would be put into maintenance."""
+    yield
+    if "stack" in request.fixturenames:
+        stack: Stack = request.getfixturevalue("stack")
+        stack.horde.database.rows("UPDATE workers SET aborted_jobs = 0")
 
 
 def require[Found](find: Callable[[], Found]) -> Found:
@@ -70,19 +79,19 @@ def require[Found](find: Callable[[], Found]) -> Found:
         pytest.skip(str(error))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def client_python() -> Path:
     """The interpreter with the Python libraries."""
     return require(clients.require_python)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def node() -> tuple[Path, Path]:
     """Node, and the folder that a script has to lie in to find the JavaScript libraries."""
     return require(clients.require_node)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     """A headless Chromium."""
     program = require(clients.require_browser)

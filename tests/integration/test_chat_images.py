@@ -279,6 +279,41 @@ def test_an_image_that_cannot_be_taken_refuses_the_request_and_leaves_nothing(
         assert f"'messages[0].content[{place}].image_url.url'" in message
 
 
+def test_of_two_images_that_cannot_be_taken_the_first_is_told(horde: ChatHorde, host: tuple[str, list[str]]) -> None:
+    unreadable, private = build_data_url(pad(b"no image", 4096)), "http://private.example/a"
+    for urls, rc in (((unreadable, private), "SourceImageUnreadable"), ((private, unreadable), "SourceImageUrlRefused")):
+        status, code, message = refuse(horde, *urls)
+        assert (status, code) == (400, rc)
+        assert "content[1]" in message
+
+
+def test_a_request_has_two_images_encoded_at_a_time_and_keeps_their_order(
+    horde: ChatHorde, host: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, most, lock = 0, 0, threading.Lock()
+    real, meeting = image.encode_chat_image, threading.Barrier(2)
+
+    def encode(data: bytes) -> bytes:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        meeting.wait(timeout=30)  # each one finds another one beside it
+        try:
+            return real(data)
+        finally:
+            with lock:
+                running -= 1
+
+    monkeypatch.setattr(_chat_images, "encode_chat_image", encode)
+    widths = [64, 128, 192, 256]
+    pictures = [build_data_url(draw("RGB", "PNG", RED, size=(width, 32))) for width in widths]
+    request_id = horde.queue(messages=with_images(*pictures), max_tokens=64)
+    assert most == 2
+    keys = [f"{request_id}_chat_{index}.jpg" for index in range(len(widths))]
+    assert [Image.open(io.BytesIO(r2.get_object(key))).width for key in keys] == widths
+
+
 def test_no_connection_is_attempted_to_a_refused_address(horde: ChatHorde, host: tuple[str, list[str]]) -> None:
     door = Door()
     try:

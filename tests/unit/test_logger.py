@@ -2,19 +2,8 @@
 import io
 import json
 import logging
-from collections.abc import Iterator
-
-import pytest
 
 from horde.logger import configure_logging, get_logger
-
-
-@pytest.fixture(autouse=True)
-def _restore_logging() -> Iterator[None]:
-    root, horde = logging.getLogger(), logging.getLogger("horde")
-    before = root.handlers[:], root.level, horde.level
-    yield
-    root.handlers[:], root.level, horde.level = before
 
 
 def test_production_writes_one_object_a_line() -> None:

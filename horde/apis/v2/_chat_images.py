@@ -2,38 +2,91 @@
 """Taking the images of a chat request: fetched or decoded, checked against the requester's caps, encoded as they are stored."""
 
 import time
+from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from uuid import UUID
 
 from horde.classes.kobold._chat_images import SubmittedImage, check_image_total, check_total_of_data_urls
 from horde.classes.kobold._chat_objects import build_chat_image_key
-from horde.image import ImageRefused, encode_chat_image, is_web_url, load_chat_image
+from horde.image import MAX_DECODING_COUNT, ImageRefused, encode_chat_image, is_web_url, load_chat_image
 
 FETCH_SECONDS_OF_A_REQUEST = 30.0  # the front waits a minute for the whole submit
 
 
 def load_images(images: Sequence[SubmittedImage], wp_id: UUID, *, cap_bytes: int) -> dict[str, bytes]:
-    """The images as JPEGs by their keys, one at a time and in order; their URLs are taken out of the messages.
+    """The images as JPEGs by their keys, in order; their URLs are taken out of the messages.
 
-    Call it with no transaction open. Raises ChatRequestRefused, ServiceUnavailable.
+    They are read one after the other, while those before are encoded, as many at a time as a process decodes. Call it with
+    no transaction open. Raises ChatRequestRefused for the first image that cannot be taken, ServiceUnavailable.
     """
-    total = check_total_of_data_urls(images, cap_bytes)
-    fetch_seconds_left = FETCH_SECONDS_OF_A_REQUEST
-    stored_total = 0
-    jpegs: dict[str, bytes] = {}
-    for index, image in enumerate(images):
+    reading = _Reading(images, cap_bytes)
+    encoded = _Encoded(wp_id, cap_bytes)
+    with ThreadPoolExecutor(MAX_DECODING_COUNT, thread_name_prefix="horde-image") as encoders:
+        for image in images:
+            encoded.make_room()
+            try:
+                data = reading.read(image)
+            except Exception:
+                encoded.finish()  # what is wrong with an image before is told first
+                raise
+            encoded.add(image, encoders.submit(encode_chat_image, data))
+        return encoded.finish()
+
+
+class _Reading:
+    """The bytes of a request's images as they were sent, in all and in time bounded."""
+
+    def __init__(self, images: Sequence[SubmittedImage], cap_bytes: int) -> None:
+        self._cap_bytes = cap_bytes
+        self._total_bytes = check_total_of_data_urls(images, cap_bytes)
+        self._fetch_seconds_left = FETCH_SECONDS_OF_A_REQUEST
+
+    def read(self, image: SubmittedImage) -> bytes:
+        """One image. Raises ChatRequestRefused, ServiceUnavailable."""
         is_fetched = is_web_url(image.image_url["url"])
         started_at = time.monotonic()
         try:
-            data = load_chat_image(image.take_url(), deadline=started_at + fetch_seconds_left)
-            if is_fetched:
-                fetch_seconds_left -= time.monotonic() - started_at
-                total += len(data)
-                check_image_total(total, cap_bytes)
-            jpeg = encode_chat_image(data)
+            data = load_chat_image(image.take_url(), deadline=started_at + self._fetch_seconds_left)
         except ImageRefused as refused:
             raise image.build_refusal(refused) from None
-        stored_total += len(jpeg)
-        check_image_total(stored_total, cap_bytes, is_encoded=True)
-        jpegs[build_chat_image_key(wp_id, index)] = jpeg
-    return jpegs
+        if is_fetched:
+            self._fetch_seconds_left -= time.monotonic() - started_at
+            self._total_bytes += len(data)
+            check_image_total(self._total_bytes, self._cap_bytes)
+        return data
+
+
+class _Encoded:
+    """The images of a request that are encoded, or being encoded, in order."""
+
+    def __init__(self, wp_id: UUID, cap_bytes: int) -> None:
+        self._wp_id, self._cap_bytes = wp_id, cap_bytes
+        self._running: deque[tuple[SubmittedImage, Future[bytes]]] = deque()
+        self._jpegs: dict[str, bytes] = {}
+        self._total_bytes = 0
+
+    def add(self, image: SubmittedImage, encoding: Future[bytes]) -> None:
+        """The next image."""
+        self._running.append((image, encoding))
+
+    def make_room(self) -> None:
+        """Wait until one more may be encoded. Raises ChatRequestRefused, ServiceUnavailable."""
+        if len(self._running) >= MAX_DECODING_COUNT:
+            self._take_first()
+
+    def finish(self) -> dict[str, bytes]:
+        """All JPEGs by their keys. Raises ChatRequestRefused, ServiceUnavailable."""
+        while self._running:
+            self._take_first()
+        return self._jpegs
+
+    def _take_first(self) -> None:
+        image, encoding = self._running.popleft()
+        try:
+            jpeg = encoding.result()
+        except ImageRefused as refused:
+            raise image.build_refusal(refused) from None
+        self._total_bytes += len(jpeg)
+        check_image_total(self._total_bytes, self._cap_bytes, is_encoded=True)
+        self._jpegs[build_chat_image_key(self._wp_id, len(self._jpegs))] = jpeg
