@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import json
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from redis.asyncio import ConnectionPool, Redis
@@ -118,12 +118,18 @@ class RedisHub:
 class RedisSubscription:
     """What was heard of one request and not taken yet."""
 
-    __slots__ = ("_bell", "_characters", "_entries", "_group", "_notice_bell", "_notices", "is_healthy", "last_id", "request_id")
+    __slots__ = (
+        *("_bell", "_characters", "_entries", "_group", "_notice_bell", "_notices"),
+        *("is_full", "is_healthy", "packed_key", "packed_last_id", "request_id", "stream_key"),
+    )
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
         self.is_healthy = False
-        self.last_id = b"0"  # of the stream; its beginning
+        self.is_full = False  # its reader has to take something before more is read for it
+        self.stream_key = chat_progress.build_stream_key(request_id).encode()
+        self.packed_key = pack_word(self.stream_key)
+        self.packed_last_id = pack_word(b"0")  # of the stream; its beginning
         self._notices: deque[ChatNotice] = deque(maxlen=MAX_WAITING_NOTICES)
         self._entries: list[ProgressEntry] = []
         self._characters = 0
@@ -140,7 +146,7 @@ class RedisSubscription:
         """Progress since the last call; empty when none comes in time or `wake` was called."""
         if not self._entries:
             await self._bell.wait(timeout_seconds)
-        was_full = self.is_full
+        was_full, self.is_full = self.is_full, False
         entries, self._entries, self._characters = self._entries, [], 0
         if was_full and self._group is not None:
             self._group.look_again()
@@ -150,11 +156,6 @@ class RedisSubscription:
         """End a pending `next_entries` at once, or else the next one."""
         self._bell.ring()
 
-    @property
-    def is_full(self) -> bool:
-        """Whether its reader has to take something before more is read for it."""
-        return len(self._entries) >= MAX_WAITING_ENTRIES or self._characters >= MAX_WAITING_CHARACTERS
-
     def put_notice(self, notice: ChatNotice) -> None:
         """Hand over a notice."""
         self._notices.append(notice)
@@ -162,9 +163,10 @@ class RedisSubscription:
 
     def put_entries(self, last_id: bytes, entries: Sequence[ProgressEntry]) -> None:
         """Hand over progress up to an id of the stream."""
-        self.last_id = last_id
+        self.packed_last_id = pack_word(last_id)
         self._entries += entries
         self._characters += sum(len(entry.content) + len(entry.reasoning) for entry in entries)
+        self.is_full = len(self._entries) >= MAX_WAITING_ENTRIES or self._characters >= MAX_WAITING_CHARACTERS
         self._bell.wake()
 
     def set_healthy(self, *, is_healthy: bool, is_news: bool) -> None:
@@ -368,17 +370,17 @@ class _StreamGroup:
 
     def has_room_for(self, subscription: RedisSubscription) -> bool:
         """Whether one more stream may be read here."""
-        return len(self._members) < STREAMS_PER_READ and _build_key(subscription) not in self._members
+        return len(self._members) < STREAMS_PER_READ and subscription.stream_key not in self._members
 
     def add(self, subscription: RedisSubscription) -> None:
         """Read a stream from its beginning on."""
-        self._members[_build_key(subscription)] = subscription
+        self._members[subscription.stream_key] = subscription
         subscription.join(self)
         self.look_again()
 
     def remove(self, subscription: RedisSubscription) -> None:
         """Read it no more."""
-        del self._members[_build_key(subscription)]
+        del self._members[subscription.stream_key]
         subscription.join(None)
 
     def look_again(self) -> None:
@@ -434,20 +436,20 @@ class _StreamGroup:
     async def _read(self, connection: AbstractConnection) -> None:
         """One read of all streams whose readers keep up; without any, wait for one."""
         self._changed.clear()
-        asked = {key: member for key, member in self._members.items() if not member.is_full}
+        asked = [member for member in self._members.values() if not member.is_full]
         if not asked:
             await self._changed.wait()
             return
         block_seconds = BLOCK_SECONDS if self._connection_id is not None else UNNUDGED_BLOCK_SECONDS
-        command = build_read_command(int(block_seconds * 1000), asked, [member.last_id for member in asked.values()])
+        command = build_read_command(int(block_seconds * 1000), asked)
         self._is_blocked = True
         async with asyncio.timeout(block_seconds + REPLY_SECONDS):
             await connection.send_packed_command(command, check_health=False)
             answer = await connection.read_response(disable_decoding=True)
         self._is_blocked = False
         for key, found in answer or ():
-            member = asked[key]
-            if self._members.get(key) is member:
+            member = self._members.get(key)
+            if member is not None and member in asked:
                 member.put_entries(found[-1][0], [parse_progress_entry(fields) for _, fields in found])
 
 
@@ -460,10 +462,18 @@ async def _ask_connection_id(connection: AbstractConnection) -> int | None:
     return answer if isinstance(answer, int) else None
 
 
-def build_read_command(block_milliseconds: int, keys: Iterable[bytes], last_ids: Iterable[bytes]) -> bytes:
-    """The bytes of a blocking read. One is sent for each post, where the library's packing would cost the most of all."""
-    words = [b"XREAD", b"COUNT", b"%d" % ENTRIES_PER_READ, b"BLOCK", b"%d" % block_milliseconds, b"STREAMS", *keys, *last_ids]
-    return b"*%d\r\n%b" % (len(words), b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words]))
+def pack_word(word: bytes) -> bytes:
+    """One word of a command, as the server reads it."""
+    return b"$%d\r\n%b\r\n" % (len(word), word)
+
+
+def build_read_command(block_milliseconds: int, asked: Sequence[RedisSubscription]) -> bytes:
+    """The bytes of a blocking read. One is sent for each post, where packing it from words would cost the most of all."""
+    words = (b"XREAD", b"COUNT", b"%d" % ENTRIES_PER_READ, b"BLOCK", b"%d" % block_milliseconds, b"STREAMS")
+    parts = [b"*%d\r\n" % (len(words) + 2 * len(asked)), *map(pack_word, words)]
+    parts += [member.packed_key for member in asked]
+    parts += [member.packed_last_id for member in asked]
+    return b"".join(parts)
 
 
 def parse_progress_entry(fields: Sequence[bytes]) -> ProgressEntry:
@@ -480,10 +490,6 @@ def parse_progress_entry(fields: Sequence[bytes]) -> ProgressEntry:
         entry.model or None,
         entry.is_ended,
     )
-
-
-def _build_key(subscription: RedisSubscription) -> bytes:
-    return chat_progress.build_stream_key(subscription.request_id).encode()
 
 
 def _make_connection(pool: ConnectionPool) -> AbstractConnection:

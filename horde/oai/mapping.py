@@ -7,6 +7,7 @@ Source: docs/reference/chat_front.md, "Completion" and "Models".
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -196,6 +197,7 @@ def build_x_horde(_facts: CompletionFacts, reply: CompletedReply) -> JsonObject:
     return x_horde
 
 
+@lru_cache(maxsize=4096)  # a chunk has one
 def build_system_fingerprint(worker_id: str, model: str) -> str:
     """Changes exactly when the worker or the model that wrote the text does."""
     digest = hashlib.sha256(f"{worker_id.lower()}:{model}".encode("utf-8", "surrogatepass")).hexdigest()

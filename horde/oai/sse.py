@@ -23,12 +23,14 @@ KEEP_ALIVE: Final = b": keep-alive\n\n"
 DONE: Final = b"data: [DONE]\n\n"
 # JSON allows these raw, but many clients take them for the end of a line.
 _LINE_BREAKS: Final = ("\u0085", "\u2028", "\u2029")
+# Made once: `json.dumps` would build an encoder for each chunk.
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _DELTA_KEYS: Final[Mapping[DeltaKind, str]] = {DeltaKind.REASONING: "reasoning_content", DeltaKind.CONTENT: "content"}
 
 
 def encode_event(body: Mapping[str, Any]) -> bytes:
     """One event: a `data:` line and a blank line, in UTF-8."""
-    text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+    text = _ENCODER.encode(body)
     for character in _LINE_BREAKS:
         if character in text:
             text = text.replace(character, f"\\u{ord(character):04x}")

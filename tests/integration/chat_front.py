@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import httpx
@@ -151,7 +152,8 @@ def run_front(config: FrontConfig, hub: SignalHub | None = None) -> Iterator[str
             timeout_graceful_shutdown=2,
         )
         server = uvicorn.Server(settings)
-        thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])), daemon=True)
+        serve = partial(asyncio.run, server.serve([listener]), loop_factory=settings.get_loop_factory())
+        thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         wait_until(lambda: server.started or not thread.is_alive())
         assert server.started
