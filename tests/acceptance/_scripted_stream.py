@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-WAIT_SECONDS = 30
+WAIT_SECONDS = 180  # on a busy machine
 KEY, MODEL, JOB_ID = "a-key-of-the-owner", "scripted", "job-1"
 SAMPLING = {
     "temperature": 1.0,

@@ -19,7 +19,7 @@ from devtools.keeper import read_addresses
 from devtools.processes import StartFailed, read_start_stamp
 from devtools.services import ServiceAddresses, Services
 
-END_SECONDS = 15  # the store takes two; the rest is for a busy machine
+END_SECONDS = 60  # the store takes two; the rest is for a busy machine
 
 # A launcher of its own that can be killed: it says where its services are and waits.
 LAUNCHER = """

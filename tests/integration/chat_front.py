@@ -28,7 +28,7 @@ from horde.oai.connection import FrontConnection
 from horde.oai.signals import SignalHub
 from tests.integration._fake_chat_worker import MODEL, Body, ChatHorde, chat_horde
 
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 EXPECTED_COMPLETION_KEYS = {"id", "object", "created", "model", "choices", "usage", "system_fingerprint", "x_horde"}
 
 

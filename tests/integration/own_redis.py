@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 from devtools.processes import find_free_ports
 from devtools.valkey import find_valkey_server
 
-START_SECONDS = 20
+START_SECONDS = 60
 
 
 class OwnRedis:

@@ -18,7 +18,7 @@ from horde.oai.hub import MAX_WAITING_ENTRIES, STREAMS_PER_READ, RedisHub, Redis
 from horde.oai.signals import ChatNotice, NoticeKind, ProgressEntry
 from tests.integration.own_redis import OwnRedis, add_end, add_entry, own_redis
 
-PATIENCE_SECONDS = 15.0
+PATIENCE_SECONDS = 60.0
 
 
 @pytest.fixture
