@@ -84,7 +84,10 @@ redis_failures = _counter("horde.redis.failures", "Redis calls that failed or we
 after_commit_failures = _counter("horde.db.after_commit_failures", "Calls after a commit that raised; the commit stands.")
 signal_failures = _counter("horde.chat.signal_failures", "Completion signals that could not be published.")
 store_failures = _counter(
-    "horde.store.failures", "Calls to the object store that failed, and keys it did not delete.", "horde.operation"
+    "horde.store.failures",
+    "Calls to the object store that failed or were skipped, and keys it did not delete.",
+    "horde.operation",
+    "horde.outcome",
 )
 store_seconds = _histogram("horde.store.seconds", "Time of one call to the object store.", _REQUEST_SECONDS, "horde.operation")
 store_deletes = _counter("horde.store.deletes", "Objects of ended requests by what became of them.", "horde.outcome")

@@ -4,6 +4,9 @@
 Row first, object second; the row goes first too, then the object. A key names its bucket by its ending, so that a key
 that waits for its deletion needs nothing beside it. Callers see plain values and `StoreUnavailable`; no exception of the
 driver leaves this module. Never call anything but `sign_download_url` inside a transaction.
+
+A store that hangs would hold every caller for as long as the first. So after a failure it is left alone for a while:
+calls fail at once, and of those that come later one at a time tries.
 """
 
 import base64
@@ -19,6 +22,7 @@ from botocore.config import Config as ClientConfig
 from botocore.exceptions import BotoCoreError, ClientError
 
 from horde import metrics
+from horde.circuit_breaker import CircuitBreaker
 from horde.config import Config
 from horde.logger import get_logger
 
@@ -33,6 +37,8 @@ JPEG_TYPE = "image/jpeg"
 CONNECT_SECONDS = 2.0
 READ_SECONDS = 10.0  # of silence, not of the whole answer: a put is answered when the store has written 36 MiB
 ATTEMPTS = 2  # one retry: a kept connection that the store closed is the usual failure
+RETRY_AFTER_SECONDS = 5.0  # how long a failing store is left alone; then one call tries it
+TRIAL_SECONDS = 30.0  # more than such a call takes: two attempts, each with its time to connect and to wait
 BACKGROUND_CONNECTION_COUNT = 4  # the periodic jobs' threads, beside one connection for each request thread
 MAX_KEYS_A_DELETE = 1000  # what DeleteObjects takes
 MISSING_CODES = frozenset({"NoSuchKey", "404"})
@@ -52,6 +58,7 @@ class _State:
     config: Config | None = None
     client: "S3Client | None" = None
     signer: "S3Client | None" = None
+    breaker = CircuitBreaker(RETRY_AFTER_SECONDS, trial_seconds=TRIAL_SECONDS)
     lock = threading.Lock()
 
 
@@ -59,6 +66,7 @@ def connect(config: Config) -> None:
     """Note where the store is; nothing is asked before the first use."""
     disconnect()
     _State.config = config
+    _State.breaker = CircuitBreaker(RETRY_AFTER_SECONDS, trial_seconds=TRIAL_SECONDS)
 
 
 def disconnect() -> None:
@@ -72,6 +80,11 @@ def disconnect() -> None:
 def is_configured() -> bool:
     """Whether there is a store at all; without one chat has no images and nothing is offloaded."""
     return bool(_require_config().s3_endpoint)
+
+
+def is_left_alone() -> bool:
+    """Whether a call would fail at once, since the store just failed; signing needs no store."""
+    return _State.breaker.is_open()
 
 
 def get_bucket(key: str) -> str:
@@ -131,7 +144,7 @@ def sign_download_url(key: str, lifetime_seconds: int) -> str:
 
     Raises StoreUnavailable without a configured store.
     """
-    with _calling("sign"):
+    with _translating("sign"):
         parameters = {"Bucket": get_bucket(key), "Key": key}
         return _get_signer().generate_presigned_url("get_object", Params=parameters, ExpiresIn=lifetime_seconds)
 
@@ -170,7 +183,7 @@ def _delete_batch(bucket: str, keys: Sequence[str]) -> list[str]:
         return list(keys)
     errors = [error for error in answer.get("Errors", []) if error.get("Code") not in MISSING_CODES]
     if errors:
-        metrics.store_failures.add(len(errors), {"horde.operation": "delete"})
+        _count_failures("delete", "refused", len(errors))
         logger.warning("horde.store.failed", extra={"operation": "delete", "error_code": errors[0].get("Code")})
     return [error["Key"] for error in errors if "Key" in error]
 
@@ -184,6 +197,35 @@ def _group_by_bucket(keys: Sequence[str]) -> dict[str, list[str]]:
 
 @contextmanager
 def _calling(operation: str) -> Iterator[None]:
+    """A call that the store has to answer. Raises ObjectMissing, StoreUnavailable; at once while the store is left alone."""
+    breaker = _State.breaker
+    if not breaker.admits():
+        _count_failures(operation, "skipped")
+        raise StoreUnavailable("The store is being left alone after a failure.")
+    try:
+        with _translating(operation):
+            yield
+    except ObjectMissing:
+        breaker.record_success()
+        raise
+    except StoreUnavailable as unavailable:
+        if _is_trouble(unavailable.__cause__):
+            breaker.record_failure()
+        else:
+            breaker.record_success()
+        raise
+    breaker.record_success()
+
+
+def _is_trouble(error: BaseException | None) -> bool:
+    """Whether the next call would fare no better: no answer, or one that tells of the store and not of what was asked."""
+    if isinstance(error, ClientError):
+        return bool(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) >= 500)
+    return isinstance(error, BotoCoreError)
+
+
+@contextmanager
+def _translating(operation: str) -> Iterator[None]:
     """Time a call and turn the driver's errors into ours; neither message nor log quotes what was stored."""
     started_at = time.monotonic()
     try:
@@ -192,18 +234,22 @@ def _calling(operation: str) -> Iterator[None]:
         code = error.response.get("Error", {}).get("Code", "unknown")
         if code in MISSING_CODES:
             raise ObjectMissing("The store has no such object.") from error
-        _note_failure(operation, error_code=code)
+        _note_failure(operation, "refused", error_code=code)
         raise StoreUnavailable("The store refused.") from error
     except BotoCoreError as error:
-        _note_failure(operation, error_code=type(error).__name__)
+        _note_failure(operation, "failed", error_code=type(error).__name__)
         raise StoreUnavailable("The store cannot be reached.") from error
     finally:
         metrics.store_seconds.record(time.monotonic() - started_at, {"horde.operation": operation})
 
 
-def _note_failure(operation: str, *, error_code: str) -> None:
-    metrics.store_failures.add(1, {"horde.operation": operation})
+def _note_failure(operation: str, outcome: str, *, error_code: str) -> None:
+    _count_failures(operation, outcome)
     logger.warning("horde.store.failed", extra={"operation": operation, "error_code": error_code})
+
+
+def _count_failures(operation: str, outcome: str, count: int = 1) -> None:
+    metrics.store_failures.add(count, {"horde.operation": operation, "horde.outcome": outcome})
 
 
 def _require_config() -> Config:

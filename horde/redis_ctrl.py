@@ -6,7 +6,6 @@ Callers see plain values and `RedisUnavailable`; no exception of the driver leav
 
 import json
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from urllib.parse import urlsplit, urlunsplit
@@ -17,6 +16,7 @@ from redis.exceptions import RedisError, ResponseError
 from redis.retry import Retry
 
 from horde import metrics
+from horde.circuit_breaker import CircuitBreaker
 from horde.config import CHAT_SIGNAL_DATABASE, Config
 from horde.logger import get_logger
 
@@ -46,35 +46,6 @@ SUBSCRIPTION_POLL_SECONDS = 1.0
 
 class RedisUnavailable(Exception):
     """Redis did not answer, or was not asked because it just failed."""
-
-
-class CircuitBreaker:
-    """Skips a failing server: after a failure one caller a second tries, and all others are told at once."""
-
-    def __init__(self, retry_after_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._retry_after_seconds, self._clock = retry_after_seconds, clock
-        self._lock = threading.Lock()
-        self._retry_at: float | None = None  # None while the server answers
-
-    def admits(self) -> bool:
-        """Whether this caller may try; of several at the end of the pause only one may."""
-        if self._retry_at is None:
-            return True
-        with self._lock:
-            now = self._clock()
-            if self._retry_at is not None and now < self._retry_at:
-                return False
-            self._retry_at = now + self._retry_after_seconds
-            return True
-
-    def record_success(self) -> None:
-        """Let everybody through again."""
-        self._retry_at = None
-
-    def record_failure(self) -> None:
-        """Start the pause, or start it again."""
-        with self._lock:
-            self._retry_at = self._clock() + self._retry_after_seconds
 
 
 class _State:

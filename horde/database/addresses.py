@@ -14,13 +14,14 @@ from urllib.parse import quote
 from redis import Redis
 
 from horde import redis_ctrl
+from horde.circuit_breaker import CircuitBreaker
 from horde.config import Config, Network
 from horde.database.caches import TimedCache
 from horde.exceptions import Forbidden
 from horde.limiter import build_limit_subject
 from horde.logger import get_logger
 from horde.outbound import OutboundFailed, fetch_text
-from horde.redis_ctrl import CircuitBreaker, RedisUnavailable
+from horde.redis_ctrl import RedisUnavailable
 from horde.return_codes import ReturnCode
 
 logger = get_logger(__name__)

@@ -26,6 +26,7 @@ from horde.db import transaction
 from horde.r2 import ObjectMissing
 from tests.integration._fake_chat_worker import MODEL
 from tests.integration.rows import make_request
+from tests.integration.tcp_gate import TcpGate
 
 
 def build_jpeg(index: int) -> bytes:
@@ -112,3 +113,10 @@ def list_waiting_deletes() -> set[str]:
     members = redis_ctrl.call(redis_ctrl.cache_db, lambda client: client.smembers(CHAT_IMAGE_DELETE_RETRY_KEY))
     assert isinstance(members, set)
     return {str(member) for member in members}
+
+
+def open_store(gate: TcpGate) -> None:
+    """Let the store answer again, and this process ask it at once: otherwise it leaves it alone for a while longer."""
+    if gate.is_closed:
+        gate.open()
+    r2._State.breaker.record_success()

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from ipaddress import ip_address
 from typing import Any
 from uuid import UUID, uuid4
@@ -16,18 +17,20 @@ from PIL import Image
 from sqlalchemy import delete, func, insert, select
 
 from devtools.services import ServiceAddresses
-from horde import image, r2
+from horde import image, r2, redis_ctrl
+from horde.apis.requests import CONFIG_EXTENSION
 from horde.apis.v2 import _chat_images, _text_generate, kobold
 from horde.chat_contract import MAX_CHAT_IMAGE_BYTES, MAX_CHAT_IMAGE_TOTAL_BYTES_UNTRUSTED
 from horde.classes.base.kudos import KudosReservation
 from horde.classes.base.stats import Filter
 from horde.classes.base.user import ANONYMOUS_KEY, UserRoleTypes
-from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
+from horde.classes.kobold.waiting_prompt import CHAT_IMAGE_DELETE_RETRY_KEY, TextWaitingPrompt, retry_chat_image_deletes
 from horde.database import caches
 from horde.db import require_engine, transaction
 from horde.outbound import Network
 from tests.integration._fake_chat_worker import ChatHorde, chat_horde, start_anew
 from tests.integration.rows import make_user
+from tests.integration.stored_chats import list_waiting_deletes, open_store
 from tests.integration.tcp_gate import TcpGate
 from tests.integration.test_budgets import counting
 from tests.integration.text_horde import forget_postings, list_discrepancies, list_postings
@@ -62,8 +65,7 @@ def horde(module_horde: ChatHorde, gate: TcpGate) -> Iterator[ChatHorde]:
     module_horde.take_nothing(**SEES)
     forget_postings()
     yield module_horde
-    if gate.is_closed:
-        gate.open()
+    open_store(gate)
 
 
 @pytest.fixture
@@ -402,8 +404,33 @@ def test_while_the_store_is_away_a_request_is_refused_uncharged_and_leaves_nothi
     gate.close()
     answer = horde.submit(messages=with_images(PICTURE, PICTURE), max_tokens=64)
     assert (answer.status_code, answer.json["rc"]) == (503, "ChatImageStorageUnavailable")
-    gate.open()
+    open_store(gate)
     check_nothing_left(horde)
+    assert horde.submit(messages=with_images(PICTURE), max_tokens=64).status_code == 202
+
+
+def test_a_silent_store_holds_one_request_and_not_the_next(
+    horde: ChatHorde, gate: TcpGate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither its put nor its deletes: those wait for the store."""
+    redis_ctrl.delete(CHAT_IMAGE_DELETE_RETRY_KEY)
+    forget_postings()
+    config = horde.app.extensions[CONFIG_EXTENSION]
+    silent = Door()
+    monkeypatch.setattr(r2, "READ_SECONDS", 0.2)
+    r2.connect(replace(config, s3_endpoint=f"http://127.0.0.1:{silent.port}"))
+    try:
+        for knocks in (r2.ATTEMPTS, 0, 0):
+            answer = horde.submit(messages=with_images(PICTURE, PICTURE), max_tokens=64)
+            assert (answer.status_code, answer.json["rc"]) == (503, "ChatImageStorageUnavailable")
+            assert silent.count_knocks() == knocks
+        assert horde.submit(max_tokens=64, horde={"dry_run": True}).status_code == 200
+    finally:
+        silent.listener.close()
+        r2.connect(config)
+    assert len(list_waiting_deletes()) == 6
+    check_nothing_left(horde)
+    assert retry_chat_image_deletes() == 6
     assert horde.submit(messages=with_images(PICTURE), max_tokens=64).status_code == 202
 
 

@@ -21,7 +21,7 @@ from horde.database.text_requests import delete_inactive_request
 from horde.db import transaction
 from tests.integration._fake_chat_worker import ChatHorde, chat_horde, start_anew
 from tests.integration.rows import find_request
-from tests.integration.stored_chats import is_stored, list_waiting_deletes
+from tests.integration.stored_chats import is_stored, list_waiting_deletes, open_store
 from tests.integration.tcp_gate import TcpGate
 from tests.integration.test_object_store import fetch
 
@@ -57,8 +57,7 @@ def horde(module_horde: ChatHorde, gate: TcpGate) -> Iterator[ChatHorde]:
     redis_ctrl.delete(CHAT_IMAGE_DELETE_RETRY_KEY)
     module_horde.take_nothing()
     yield module_horde
-    if gate.is_closed:
-        gate.open()
+    open_store(gate)
 
 
 def get_key(request_id: str) -> str:
@@ -142,7 +141,7 @@ def test_the_same_key_works_once_the_store_is_back(horde: ChatHorde, gate: TcpGa
     key = {"operation_key": "7d8f0d6e-3f1c-4f2a-9d55-0b6a2f6a7c11"}
     gate.close()
     assert horde.submit(messages=LARGE, horde=key).status_code == 503
-    gate.open()
+    open_store(gate)
     first = horde.submit(messages=LARGE, horde=key)
     assert first.status_code == 202
     assert horde.submit(messages=LARGE, horde=key).json == {"id": first.json["id"], "kudos": first.json["kudos"]}

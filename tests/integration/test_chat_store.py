@@ -44,6 +44,7 @@ from tests.integration.stored_chats import (
     list_keys,
     list_waiting_deletes,
     make_stored_chat,
+    open_store,
 )
 from tests.integration.tcp_gate import TcpGate
 from tests.integration.test_budgets import counting
@@ -71,8 +72,7 @@ def horde(module_horde: ChatHorde, gate: TcpGate) -> Iterator[ChatHorde]:
     start_anew()
     redis_ctrl.delete(CHAT_IMAGE_DELETE_RETRY_KEY)
     yield module_horde
-    if gate.is_closed:
-        gate.open()
+    open_store(gate)
 
 
 def fetch(url: str) -> tuple[int, bytes]:
@@ -250,13 +250,37 @@ def test_a_job_whose_images_cannot_be_read_is_given_back(horde: ChatHorde, gate:
     request = find_request(request_id)
     assert request is not None
     assert (request.n, request.faulted) == (1, False)
-    gate.open()
+    open_store(gate)
     job = horde.take(chat_features=VISION, image_transports=["base64"])
     row = find_job_row(UUID(job["id"]))
     assert row is not None
     worker = get_worker(row.worker_id)
     assert (worker.aborted_jobs, worker.uncompleted_jobs) == (0, 0), "the worker did nothing wrong"
     assert horde.reply(job["id"]).status_code == 200
+
+
+def test_while_the_store_is_left_alone_images_that_would_have_to_be_read_wait(horde: ChatHorde, gate: TcpGate) -> None:
+    """Else each pop would give the job back, and the third one would end the request."""
+    horde.take_nothing(chat_features=VISION)
+    request_id = make_stored_chat(horde.requester_id)
+    gate.close()
+    reads = {"chat_features": VISION, "image_transports": ["base64", "messages_url"]}
+    assert horde.pop(**reads).status_code == 503
+    for _ in range(3):
+        horde.take_nothing(**reads)
+    plain = horde.queue()
+    assert horde.status(plain)["waiting"] == 1
+    job = horde.take(**reads)
+    assert horde.status(plain)["processing"] == 1, "what needs no store is served before it"
+    assert horde.reply(job["id"]).status_code == 200
+    status = horde.status(str(request_id))
+    assert (status["faulted"], status["waiting"], status["is_possible"]) == (False, 1, True)
+    fetched = horde.take(chat_features=VISION, image_transports=["url"])
+    assert get_transport(fetched) == "url", "signing needs no store"
+    open_store(gate)
+    waiting = make_stored_chat(horde.requester_id)
+    horde.take(**reads)
+    assert horde.status(str(waiting))["processing"] == 1
 
 
 def test_a_request_whose_images_are_gone_ends_as_faulted(horde: ChatHorde) -> None:
@@ -349,7 +373,7 @@ def test_objects_that_the_store_keeps_wait_and_go_when_it_is_back(horde: ChatHor
     assert redis_ctrl.call(redis_ctrl.cache_db, lambda client: client.ttl(CHAT_IMAGE_DELETE_RETRY_KEY)) == -1
     threads.check_waiting_prompts()
     assert list_waiting_deletes() == set(keys)
-    gate.open()
+    open_store(gate)
     assert count_stored(keys) == 3
     threads.check_waiting_prompts()
     assert count_stored(keys) == 0

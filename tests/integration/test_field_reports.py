@@ -22,6 +22,7 @@ from sqlalchemy import func, select, update
 from devtools.services import ServiceAddresses
 from horde import metrics, redis_ctrl
 from horde.chat_progress import build_lease_key
+from horde.circuit_breaker import CircuitBreaker
 from horde.classes.base.processing_generation import ProcessingGeneration
 from horde.classes.base.user import UserRoleTypes, UserSharedKey
 from horde.classes.base.waiting_prompt import WaitingPrompt
@@ -193,7 +194,7 @@ def test_server_trouble_does_not_punish_workers(horde: ChatHorde, monkeypatch: p
     away = {database: redis_ctrl.build_client("redis://127.0.0.1:1", database) for database in redis_ctrl._PURPOSES}
     with monkeypatch.context() as trouble:
         trouble.setattr(redis_ctrl._State, "clients", away)
-        trouble.setattr(redis_ctrl._State, "breaker", redis_ctrl.CircuitBreaker(redis_ctrl.RETRY_AFTER_SECONDS))
+        trouble.setattr(redis_ctrl._State, "breaker", CircuitBreaker(redis_ctrl.RETRY_AFTER_SECONDS))
         job = horde.take()
         posts = [horde.post_progress(job_id) for job_id in (streamed["id"], job["id"]) for _ in range(10)]
         assert {(post.status_code, post.json["rc"]) for post in posts} == {(503, "ChatProgressUnavailable")}

@@ -7,12 +7,15 @@ these tests run against that store instead, for example a bucket of R2.
 
 import gzip
 import http.client
+import http.server
 import os
-import socket
+import threading
 import time
 import urllib.parse
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -21,7 +24,9 @@ from devtools.services import ServiceAddresses
 from horde import r2
 from horde.config import Config
 from horde.r2 import ObjectMissing, StoreUnavailable
+from tests.integration.instruments import Counting
 from tests.integration.tcp_gate import TcpGate
+from tests.unit.test_image import Door
 
 JPEG = bytes(range(256)) * 40
 
@@ -180,6 +185,7 @@ def test_a_store_that_is_away_is_one_kind_of_error_and_back_when_it_is_back(gate
     assert not isinstance(caught.value, ObjectMissing)
     assert r2.delete_objects([key]) == [key]
     gate.open()
+    r2._State.breaker.record_success()
     assert r2.get_object(key) == JPEG
     assert r2.delete_objects([key]) == []
 
@@ -193,12 +199,113 @@ def test_a_kept_connection_that_the_store_closed_is_not_an_error(gate: TcpGate) 
     assert r2.delete_objects([key]) == []
 
 
-def test_a_silent_store_holds_nobody_for_long(monkeypatch: pytest.MonkeyPatch, store_config: Config) -> None:
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store is left alone for half a second, and silence is borne for less."""
     monkeypatch.setattr(r2, "READ_SECONDS", 0.1)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        r2.connect(build_config(f"http://127.0.0.1:{silent.getsockname()[1]}", "images", ("key", "secret")))
+    monkeypatch.setattr(r2, "RETRY_AFTER_SECONDS", 0.5)
+
+
+@contextmanager
+def answering(status: int, error_code: str) -> Iterator[tuple[str, list[str]]]:
+    """The address of a store that refuses everything, and the methods it was asked by."""
+    seen: list[str] = []
+
+    class Refusing(http.server.BaseHTTPRequestHandler):
+        def refuse(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            seen.append(self.command)
+            body = f"<Error><Code>{error_code}</Code></Error>".encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_PUT = do_GET = refuse  # noqa: N815  the names the library calls them by
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Refusing) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", seen
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def put_fails(key: str) -> None:
+    with pytest.raises(StoreUnavailable):
+        r2.upload_source_image(key, JPEG)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_silent_store_holds_one_caller_and_no_other() -> None:
+    silent = Door()
+    r2.connect(build_config(f"http://127.0.0.1:{silent.port}", "images", ("key", "secret")))
+    counting = Counting("horde.store.failures")
+    try:
+        put_fails("a_chat_0.jpg")
+        assert silent.count_knocks() == r2.ATTEMPTS
+        put_fails("b_chat_0.jpg")
         with pytest.raises(StoreUnavailable):
             r2.get_object("a_chat_0.jpg")
+        assert r2.delete_objects(["a_chat_0.jpg", "a_chat_messages.json"]) == ["a_chat_0.jpg", "a_chat_messages.json"]
+        assert r2.sign_download_url("a_chat_0.jpg", 600)
+        assert r2.is_left_alone()
+        assert silent.count_knocks() == 0
+    finally:
+        r2.disconnect()
+        silent.listener.close()
+    assert {tuple(attributes[name] for name in sorted(attributes)): count for attributes, count in counting.read()} == {
+        ("put", "failed"): 1,
+        ("put", "skipped"): 1,
+        ("get", "skipped"): 1,
+        ("delete", "skipped"): 1,
+    }
+
+
+@pytest.mark.usefixtures("impatient")
+def test_after_the_pause_one_call_tries_and_its_success_lets_all_through(
+    gate: TcpGate, store_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = new_key()
+    gate.close()
+    put_fails(key)
+    gate.open()
+    put_fails(key)
+    assert r2.delete_objects([key]) == [key]
+    while r2.is_left_alone():
+        time.sleep(0.05)
+    meanwhile: list[list[str]] = []
+    put = r2._get_client().put_object
+
+    def put_slowly(**options: Any) -> None:
+        meanwhile.append(r2.delete_objects([key]))
+        put(**options)
+
+    with monkeypatch.context() as slow:
+        slow.setattr(r2._get_client(), "put_object", put_slowly)
+        r2.upload_source_image(key, JPEG)
+    assert meanwhile == [[key]], "one at a time"
+    assert r2.get_object(key) == JPEG
+    assert r2.delete_objects([key]) == []
+
+
+@pytest.mark.parametrize(
+    ("status", "error_code", "is_left_alone"),
+    [(403, "AccessDenied", False), (404, "NoSuchKey", False), (500, "InternalError", True), (503, "SlowDown", True)],
+)
+def test_an_answer_leaves_the_store_alone_only_when_it_is_in_trouble(status: int, error_code: str, is_left_alone: bool) -> None:
+    with answering(status, error_code) as (address, seen):
+        r2.connect(build_config(address, "images", ("key", "secret")))
+        for call in (lambda: r2.get_object("a_chat_0.jpg"), lambda: r2.upload_source_image("a_chat_0.jpg", JPEG)):
+            with pytest.raises(StoreUnavailable):
+                call()
+        assert r2.is_left_alone() == is_left_alone
+        assert ("PUT" in seen) != is_left_alone
         r2.disconnect()
 
 

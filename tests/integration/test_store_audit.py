@@ -30,7 +30,7 @@ from horde.database.objects import StoreReport, audit_store
 from horde.db import transaction
 from horde.r2 import StoreUnavailable
 from tests.integration._fake_chat_worker import ChatHorde, chat_horde, start_anew
-from tests.integration.stored_chats import list_keys, list_waiting_deletes, make_stored_chat
+from tests.integration.stored_chats import list_keys, list_waiting_deletes, make_stored_chat, open_store
 from tests.integration.tcp_gate import TcpGate
 
 BUCKET = "audited"
@@ -67,8 +67,7 @@ def horde(module_horde: ChatHorde, gate: TcpGate) -> Iterator[ChatHorde]:
     redis_ctrl.delete(CHAT_IMAGE_DELETE_RETRY_KEY)
     assert r2.delete_objects([key for _, key in r2.list_objects()]) == []
     yield module_horde
-    if gate.is_closed:
-        gate.open()
+    open_store(gate)
 
 
 def audit() -> StoreReport:
@@ -223,7 +222,7 @@ def test_nothing_is_left_behind_whatever_happens_at_once(horde: ChatHorde, gate:
     def flap() -> None:
         gate.close()
         time.sleep(0.03)
-        gate.open()
+        open_store(gate)
 
     with ThreadPoolExecutor(8) as pool:
         helpers = [pool.submit(stopwatch.repeat, call, pause) for call, pause in
@@ -239,8 +238,7 @@ def test_nothing_is_left_behind_whatever_happens_at_once(horde: ChatHorde, gate:
 
     assert set(answers) <= {200, 202, 503}, answers
     assert 202 in answers
-    if gate.is_closed:
-        gate.open()
+    open_store(gate)
     assert audit().orphans == []
 
     with transaction() as session:

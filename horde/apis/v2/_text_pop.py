@@ -379,6 +379,7 @@ def read_queue(
             validated_backends=config.validated_backends,
             minimum_speed=minimum_speed,
             now=now,
+            is_store_away=r2.is_left_alone(),
         )
 
     text_speed = get_minimum_text_speed(get_text_model_multiplier(models[0]))

@@ -52,6 +52,7 @@ class SkipReason(StrEnum):
     LEASE_SPEED = "lease_speed"
     DECLARATION = "declaration"
     TOOLS_MAX_TEMPERATURE = "tools_max_temperature"
+    STORE_AWAY = "store_away"
 
 
 # The counts a pop may show; refusals for any other reason serve availability alone.
@@ -106,6 +107,7 @@ class EligibilityInputs:
     validated_backends: Collection[str]  # names of bridges whose results are taken at full value
     minimum_speed: float  # tokens per second asked of a worker when a request refuses slow ones
     now: datetime
+    is_store_away: bool = False  # known of a pop alone: stored images could not be read for the worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,7 +228,7 @@ class TextWorker(Worker):
             reason = self._text_refusal(request, inputs)
         if reason is not None:
             return ChatRefusal(reason=reason)
-        return self._chat_refusal(request) if request.is_chat else None
+        return self._chat_refusal(request, inputs) if request.is_chat else None
 
     def _common_refusal(self, request: TextRequestFacts, inputs: EligibilityInputs) -> SkipReason | None:
         if (self.maintenance or self.paused) and request.user_id != self.user_id:
@@ -256,10 +258,12 @@ class TextWorker(Worker):
             return SkipReason.MODELS
         return None
 
-    def _chat_refusal(self, request: TextRequestFacts) -> ChatRefusal | None:
+    def _chat_refusal(self, request: TextRequestFacts, inputs: EligibilityInputs) -> ChatRefusal | None:
         refusal = self.chat_refusal_reason(request)
         if refusal is not None:
             return refusal
+        if inputs.is_store_away and request.has_images and ChatImageTransport.URL.value not in (self.image_transports or ()):
+            return ChatRefusal(reason=SkipReason.STORE_AWAY)  # it would be given back, and end the request after three times
         if request.max_length > get_text_worker_lease_capacity(self.speed):
             return ChatRefusal(reason=SkipReason.LEASE_SPEED)
         return None
