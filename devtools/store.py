@@ -6,11 +6,12 @@ import os
 import sysconfig
 from pathlib import Path
 
-from devtools.processes import Child, find_free_ports, is_port_free
+from devtools.processes import EPHEMERAL_PORTS_START, Child, find_free_ports, is_port_free
 from devtools.s3 import Store
 from devtools.state import write_private
 
 PARTS = ("master", "volume", "filer", "s3", "admin")  # each takes a port for HTTP and one for gRPC
+ADMIN_GRPC_OFFSET = 10000  # where the store's own worker looks for the admin part, whatever gRPC port that was given
 
 
 class WeedStore:
@@ -25,7 +26,7 @@ class WeedStore:
     def build(self) -> Child:
         """A server on the ports of last time, since part of its data is named after them, or on new ones."""
         self.folder.mkdir(mode=0o700, exist_ok=True)
-        ports = self.read_last_ports() or find_free_ports(2 * len(PARTS))
+        ports = self.read_last_ports() or find_store_ports()
         write_private(self.folder / "ports.json", json.dumps(ports))
         http_ports, grpc_ports = (dict(zip(PARTS, half, strict=True)) for half in (ports[: len(PARTS)], ports[len(PARTS) :]))
         self.store = Store(f"http://127.0.0.1:{http_ports['s3']}", self.store.access_key, self.store.secret_key)
@@ -44,6 +45,21 @@ class WeedStore:
     def is_ready(self, child: Child) -> bool:
         """Whether something can be stored; its ports are open well before that."""
         return self.store.make_bucket(self.bucket) and self.store.can_write(self.bucket)
+
+
+def find_store_ports() -> list[int]:
+    """Free ports: for HTTP in the order of `PARTS`, then for gRPC. Raises OSError when there are none.
+
+    Those of the admin part lie apart as the worker expects, which else complains in the log every five seconds.
+    """
+    free = find_free_ports(64)  # half of them are low enough for the offset
+    for admin in free:
+        grpc = admin + ADMIN_GRPC_OFFSET
+        if grpc < EPHEMERAL_PORTS_START and is_port_free(grpc):
+            others = [port for port in free if port not in (admin, grpc)]
+            count = len(PARTS) - 1
+            return [*others[:count], admin, *others[count : 2 * count], grpc]
+    raise OSError(f"no two free ports that lie {ADMIN_GRPC_OFFSET} apart")
 
 
 def build_weed_command(folder: Path, http_ports: dict[str, int], grpc_ports: dict[str, int]) -> list[str]:

@@ -16,7 +16,7 @@ from devtools.launcher import Launcher
 from devtools.processes import Child, StartFailed
 from devtools.s3 import Store
 from devtools.services import ServiceAddresses
-from devtools.store import PARTS, build_weed_command
+from devtools.store import ADMIN_GRPC_OFFSET, PARTS, build_weed_command, find_store_ports
 from devtools.valkey import Valkey
 
 HTTP_PORTS = {part: 12000 + number for number, part in enumerate(PARTS)}
@@ -33,6 +33,12 @@ def test_every_port_of_the_store_is_named(part: str) -> None:
     command = build_weed_command(Path("/data"), HTTP_PORTS, GRPC_PORTS)
     assert f"-{part}.port={HTTP_PORTS[part]}" in command
     assert f"-{part}.port.grpc={GRPC_PORTS[part]}" in command
+
+
+def test_the_worker_of_the_store_finds_the_admin_part() -> None:
+    ports = find_store_ports()
+    assert len(set(ports)) == len(ports) == 2 * len(PARTS)
+    assert ports[-1] == ports[PARTS.index("admin")] + ADMIN_GRPC_OFFSET < processes.EPHEMERAL_PORTS_START
 
 
 @pytest.mark.parametrize(("durable", "line"), [(True, "appendonly yes"), (False, "appendonly no")])
