@@ -91,8 +91,6 @@ class Config:
     chat_messages_offload_gzip: bool = False  # HORDE_CHAT_MESSAGES_OFFLOAD_GZIP
     # names shown to people
     title: str = "Horde"  # HORDE_TITLE
-    noun: str = "worker"  # HORDE_NOUN
-    url: str = ""  # HORDE_URL
     contact_email: str = ""  # HORDE_EMAIL
 
     @classmethod
@@ -162,8 +160,6 @@ class Config:
             chat_messages_offload_bytes=read.number("HORDE_CHAT_MESSAGES_OFFLOAD_BYTES", 262144, int),
             chat_messages_offload_gzip=read.flag("HORDE_CHAT_MESSAGES_OFFLOAD_GZIP", default=False),
             title=read.text("HORDE_TITLE", "Horde"),
-            noun=read.text("HORDE_NOUN", "worker"),
-            url=read.text("HORDE_URL", ""),
             contact_email=read.text("HORDE_EMAIL", ""),
         )
 
