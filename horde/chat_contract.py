@@ -42,7 +42,6 @@ MAX_CHAT_IMAGE_COUNT: Final = 20
 MAX_CHAT_IMAGE_BYTES: Final = 5 * 1024 * 1024  # one image, decoded or fetched
 MAX_CHAT_IMAGE_TOTAL_BYTES: Final = 25 * 1024 * 1024  # trusted users
 MAX_CHAT_IMAGE_TOTAL_BYTES_UNTRUSTED: Final = 5 * 1024 * 1024
-MAX_CHAT_IMAGE_PIXELS: Final = 3072 * 3072
 CHAT_IMAGE_PROMPT_TOKENS: Final = 512  # what koboldcpp's worker adds per image in its own overflow estimate
 CHAT_IMAGE_PLACEHOLDER: Final = "[image]"
 CHAT_IMAGE_DETAILS: Final = ("auto", "low", "high")

@@ -69,12 +69,6 @@ def _switch_to_transactions(dbapi_connection: Any, _record: object) -> None:
         dbapi_connection.autocommit = False
 
 
-def bind_sessions_to(connection: Connection) -> None:
-    """Let every session run in savepoints of `connection`, so that a test can roll everything back."""
-    _State.sessions = sessionmaker(connection, expire_on_commit=False, join_transaction_mode="create_savepoint")
-    _State.reading_sessions = _State.sessions
-
-
 def require_engine() -> Engine:
     """The engine of this process; raises RuntimeError before `connect`."""
     if _State.engine is None:

@@ -64,7 +64,6 @@ class FoldedAccount:
     escrow: Decimal
     drained: Decimal = ZERO
     forgiven: Decimal = ZERO
-    gains_trust: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,9 +165,7 @@ def fold_account(facts: AccountFacts, sums: AccountSums, *, gains_trust: bool) -
     drained = max(escrow, ZERO) if facts.is_trusted or gains_trust else ZERO
     balance = facts.balance + sums.balance + drained
     forgiven = max(facts.floor - balance, ZERO)
-    return FoldedAccount(
-        balance=balance + forgiven, escrow=escrow - drained, drained=drained, forgiven=forgiven, gains_trust=gains_trust
-    )
+    return FoldedAccount(balance=balance + forgiven, escrow=escrow - drained, drained=drained, forgiven=forgiven)
 
 
 def is_promotable(facts: AccountFacts, sums: AccountSums, *, trust_threshold: int | None, now: datetime) -> bool:

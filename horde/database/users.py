@@ -155,16 +155,6 @@ class Caller:
         """Whether its workers may use an unsafe address."""
         return UserRoleTypes.VPN in self.roles
 
-    @property
-    def is_customizer(self) -> bool:
-        """Whether it may serve models the reference does not know."""
-        return UserRoleTypes.CUSTOMIZER in self.roles
-
-    @property
-    def is_special(self) -> bool:
-        """Whether it may use special models."""
-        return UserRoleTypes.SPECIAL in self.roles
-
 
 @dataclass(frozen=True, slots=True)
 class NewAccount:

@@ -45,15 +45,6 @@ NO_WORKER_WARNING = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SharedChecks:
-    """What the checks that every generate route shares found out."""
-
-    submitter: Submitter
-    worker_ids: tuple[UUID, ...]
-    is_raid: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StoredRequest:
     """An inactive request between its two transactions."""
 

@@ -87,17 +87,6 @@ class WaitingPrompt(Base):
     # pop looks at one row of each class instead of at every waiting row. Null on rows written before the column.
     queue_class: Mapped[int | None] = mapped_column(BigInteger)
 
-    def record_terminal_outcome(self, session: Session, outcome: str) -> bool:
-        """Note how the request ended, in one conditional update; False when it had ended before."""
-        statement = (
-            update(WaitingPrompt)
-            .where(WaitingPrompt.id == self.id, WaitingPrompt.terminal_outcome.is_(None))
-            .values(terminal_outcome=outcome, terminal_recorded_at=utcnow())
-            .returning(WaitingPrompt.id)
-            .execution_options(synchronize_session=False)
-        )
-        return session.scalar(statement) is not None
-
     @staticmethod
     def mark_faulted_after_repeated_faults(session: Session, wp_id: UUID) -> bool:
         """Fault a request more than `FAULTED_GENERATIONS_LIMIT` of whose jobs faulted; True for the call that did.
