@@ -5,28 +5,28 @@ Each method is the list of its steps in the order in which they may refuse; the 
 Source: docs/reference/text_requests.md and docs/reference/chat_requests.md.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 from flask_restx import Api, Namespace, Resource
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from horde.apis.models import kobold as shapes
 from horde.apis.requests import get_config, read_json_body, read_json_object, require_api_key
-from horde.apis.v2 import _chat_cancel as cancelling
 from horde.apis.v2 import _chat_generate as chatting
 from horde.apis.v2 import _chat_images as picturing
+from horde.apis.v2 import _chat_reasons as explaining
 from horde.apis.v2 import _text_generate as generate
 from horde.apis.v2 import _text_pop as popping
 from horde.apis.v2 import _text_progress as posting
 from horde.apis.v2 import _text_prompt as prompting
+from horde.apis.v2 import _text_status as following
 from horde.apis.v2 import _text_submit as submitting
 from horde.chat_contract import MAX_CHAT_BODY_BYTES
-from horde.chat_progress import PostOutcome, cancel_progress_streams
-from horde.chat_signal import ChatEvent, publish_chat_event
+from horde.chat_progress import PostOutcome
 from horde.classes.kobold._chat_images import SubmittedImage, check_total_of_data_urls, list_kept_images
 from horde.classes.kobold.chat_request import (
     ChatDeclaration,
@@ -58,15 +58,13 @@ from horde.database.functions import TextWorkerBounds, get_highest_text_worker_l
 from horde.database.stats import get_horde_modes
 from horde.database.text_admission import Submitter
 from horde.database.text_functions import find_chat_operation_claim, is_chat_model_served
-from horde.database.text_jobs import JobFacts, find_job, record_job_refusal, show_fake_as_real
+from horde.database.text_jobs import JobFacts, find_job, show_fake_as_real
 from horde.database.text_requests import (
     RequestContent,
-    cancel_text_request,
     delete_inactive_request,
     mark_messages_offloaded,
     require_worker_ids,
 )
-from horde.database.text_status import build_text_status, require_request_progress
 from horde.database.users import Caller, build_lease_key_of, find_caller
 from horde.db import reading, transaction
 from horde.exceptions import (
@@ -88,12 +86,10 @@ from horde.limiter import (
     limit_submit,
     limit_text_submit,
 )
-from horde.logger import get_logger
 from horde.model_reference import is_known_text_model
 from horde.r2 import StoreUnavailable, upload_chat_messages, upload_source_image
 from horde.return_codes import ReturnCode
 
-logger = get_logger(__name__)
 namespace = Namespace("v2/generate", path="/v2/generate", description="Text and chat requests and the jobs they become.")
 text_request, chat_request = shapes.build_text_request(namespace), shapes.build_chat_request(namespace)
 accepted, quote = shapes.build_accepted(namespace), shapes.build_quote(namespace)
@@ -101,9 +97,6 @@ text_status, chat_status = shapes.build_text_status(namespace), shapes.build_cha
 
 INVALID_KEY = "No user matching sent API Key. Have you remembered to register?"
 STORE_AWAY = "The images or messages of the request could not be stored. Nothing was charged. Try again later."
-RECORDED_REFUSALS = frozenset(
-    {ReturnCode.CHAT_SUBMIT_INVALID, ReturnCode.CHAT_SUBMIT_NONCONFORMANT, ReturnCode.CHAT_MODEL_MISMATCH}
-)
 
 
 @namespace.route("/text/async")
@@ -362,41 +355,6 @@ class ChatAsyncGenerate(Resource):
         return None
 
 
-def answer_status(request_id: str, *, is_chat: bool) -> dict[str, Any]:
-    """The status of a request of one family; no key is needed, the id is the secret."""
-    now = utcnow()
-    with reading() as session:
-
-        def read() -> dict[str, Any]:
-            progress = require_request_progress(session, request_id, is_chat=is_chat, now=now)
-            backends = get_config().validated_backends
-            return build_text_status(session, progress, is_chat=is_chat, validated_backends=backends, now=now)
-
-        status = read()
-        # A reply that was stored between the two statements: its price and the end of the request belong to it.
-        return status if len(status["generations"]) == status["finished"] else read()
-
-
-def answer_cancel(request_id: str, *, is_chat: bool) -> dict[str, Any]:
-    """Cancel a request; the status as it was before. Repeated calls answer alike and change nothing.
-
-    The jobs of a streamed request that are in flight are settled with the cancel, on what they had posted before it.
-    """
-    now = utcnow()
-    posted = cancelling.read_posted_characters(request_id) if is_chat else {}
-    with transaction() as session:
-        progress = require_request_progress(session, request_id, is_chat=is_chat, now=now)
-        status = build_text_status(
-            session, progress, is_chat=is_chat, validated_backends=get_config().validated_backends, now=now
-        )
-        is_cancelled = not progress.is_done and cancel_text_request(session, progress.id, now)
-        streamed = cancelling.settle_streamed_jobs(session, progress.id, posted, now) if is_chat and is_cancelled else []
-    if is_chat and is_cancelled:
-        cancel_progress_streams(streamed)
-        publish_chat_event(progress.id, ChatEvent.CANCELLED, progress.finished)
-    return status
-
-
 @namespace.route("/text/status/<string:id>")
 class TextAsyncStatus(Resource):
     """Follow or cancel a text request."""
@@ -406,14 +364,14 @@ class TextAsyncStatus(Resource):
     @limit_status_read
     def get(self, id: str) -> dict[str, Any]:  # noqa: A002 (the path's own name)
         """The status with every finished generation."""
-        return answer_status(id, is_chat=False)
+        return following.answer_status(id, is_chat=False)
 
     @namespace.response(200, "The status", text_status)
     @shapes.document_refusals(namespace, 404, 429, 503)
     @limit_status_delete
     def delete(self, id: str) -> dict[str, Any]:  # noqa: A002
         """Cancel; 200 with the status before the cancel."""
-        return answer_cancel(id, is_chat=False)
+        return following.answer_cancel(id, is_chat=False)
 
 
 @namespace.route("/chat/status/<string:id>")
@@ -425,14 +383,14 @@ class ChatAsyncStatus(Resource):
     @limit_status_read
     def get(self, id: str) -> dict[str, Any]:  # noqa: A002
         """The status with every finished generation and its structured reply."""
-        return answer_status(id, is_chat=True)
+        return following.answer_status(id, is_chat=True)
 
     @namespace.response(200, "The status", chat_status)
     @shapes.document_refusals(namespace, 404, 429, 503)
     @limit_status_delete
     def delete(self, id: str) -> dict[str, Any]:  # noqa: A002
         """Cancel, as text."""
-        return answer_cancel(id, is_chat=True)
+        return following.answer_cancel(id, is_chat=True)
 
 
 @namespace.route("/text/pop")
@@ -588,7 +546,7 @@ class TextJobSubmit(Resource):
                 return self.fault_chat(submission, job, is_raid=is_raid, now=now)
             submitted, dropped_tool_calls = submitting.verify_chat_submission(submission, job)
         except HordeError as refused:
-            self.record_chat_refusal(job, refused)
+            explaining.record_refusal(job, refused)
             raise
         return submitting.settle_or_refuse(job, submitted, dropped_tool_calls=dropped_tool_calls, now=now)
 
@@ -602,28 +560,8 @@ class TextJobSubmit(Resource):
     def fault_chat(self, submission: ChatSubmission, job: JobFacts, *, is_raid: bool, now: datetime) -> float:
         """End a chat job that its worker gave up, with the worker's known reason."""
         submitting.count_worker_fault(submission.fault_reason, job)
-        self.record_chat_worker_fault(job, submission.fault_reason)
+        explaining.record_worker_fault(job, submission.fault_reason)
         return submitting.fault(job, is_raid=is_raid, now=now)
-
-    @staticmethod
-    def record_chat_refusal(job: JobFacts, refused: HordeError) -> None:
-        """Keep why a reply was refused, in a commit of its own before the refusal is sent. Best effort."""
-        rc = refused.rc
-        if rc is None or rc not in RECORDED_REFUSALS or not job.is_pending or job.is_fake:
-            return
-
-        def write(session: Session) -> None:
-            TextWaitingPrompt.record_chat_refusal(session, job.wp_id, refused.message, rc)
-            record_job_refusal(session, job, rc.value)
-
-        _write_quietly(write)
-
-    @staticmethod
-    def record_chat_worker_fault(job: JobFacts, fault_reason: str | None) -> None:
-        """Keep the sentence for a known reason before the fault is applied; a stored refusal is more specific."""
-        if fault_reason is None or not job.is_pending or job.is_fake or job.chat_refusal_rc is not None:
-            return
-        _write_quietly(lambda session: TextWaitingPrompt.record_chat_worker_fault(session, job.wp_id, fault_reason))
 
 
 @namespace.route("/text/progress")
@@ -649,15 +587,6 @@ class TextJobProgress(Resource):
         posting.check_accepted(appended, post)
         is_cancelled = posting.renew_lease(appended, post)
         return {"accepted_seq": appended.seq, "cancelled": is_cancelled}
-
-
-def _write_quietly(write: Callable[[Session], object]) -> None:
-    """Run a write whose failure must not change the answer."""
-    try:
-        with transaction() as session:
-            write(session)
-    except (ServiceUnavailable, DBAPIError):
-        logger.warning("horde.job_submit.record_failed")
 
 
 def register(api: Api) -> None:

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+"""The steps of a status and of a cancel, of text and chat alike."""
+
+from typing import Any
+
+from horde.apis.requests import get_config
+from horde.apis.v2 import _chat_cancel as cancelling
+from horde.chat_progress import cancel_progress_streams
+from horde.chat_signal import ChatEvent, publish_chat_event
+from horde.clock import utcnow
+from horde.database.text_requests import cancel_text_request
+from horde.database.text_status import build_text_status, require_request_progress
+from horde.db import reading, transaction
+
+
+def answer_status(request_id: str, *, is_chat: bool) -> dict[str, Any]:
+    """The status of a request of one family; no key is needed, the id is the secret."""
+    now = utcnow()
+    with reading() as session:
+
+        def read() -> dict[str, Any]:
+            progress = require_request_progress(session, request_id, is_chat=is_chat, now=now)
+            backends = get_config().validated_backends
+            return build_text_status(session, progress, is_chat=is_chat, validated_backends=backends, now=now)
+
+        status = read()
+        # A reply that was stored between the two statements: its price and the end of the request belong to it.
+        return status if len(status["generations"]) == status["finished"] else read()
+
+
+def answer_cancel(request_id: str, *, is_chat: bool) -> dict[str, Any]:
+    """Cancel a request; the status as it was before. Repeated calls answer alike and change nothing.
+
+    The jobs of a streamed request that are in flight are settled with the cancel, on what they had posted before it.
+    """
+    now = utcnow()
+    posted = cancelling.read_posted_characters(request_id) if is_chat else {}
+    with transaction() as session:
+        progress = require_request_progress(session, request_id, is_chat=is_chat, now=now)
+        status = build_text_status(
+            session, progress, is_chat=is_chat, validated_backends=get_config().validated_backends, now=now
+        )
+        is_cancelled = not progress.is_done and cancel_text_request(session, progress.id, now)
+        streamed = cancelling.settle_streamed_jobs(session, progress.id, posted, now) if is_chat and is_cancelled else []
+    if is_chat and is_cancelled:
+        cancel_progress_streams(streamed)
+        publish_chat_event(progress.id, ChatEvent.CANCELLED, progress.finished)
+    return status
