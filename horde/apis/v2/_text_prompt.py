@@ -3,6 +3,7 @@
 
 from datetime import datetime
 from typing import Any
+from uuid import UUID
 
 from sqlalchemy.orm import Session
 
@@ -15,9 +16,12 @@ from horde.classes.kobold.text_request import (
     estimate_text_prompt_tokens,
     size_text_context,
 )
+from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
+from horde.classes.kobold.worker import TextRequestFacts
 from horde.database.functions import get_highest_text_worker_limits
 from horde.database.moderation import check_prompt_left, find_prompt_rewrite
 from horde.database.text_admission import Submitter
+from horde.database.text_requests import RequestContent
 from horde.exceptions import BadRequest, NotFound
 from horde.return_codes import ReturnCode
 
@@ -72,6 +76,41 @@ def moderate_prompt(session: Session, submitter: Submitter, text: TextRequest) -
     prompt = rewrite(text.body.prompt)
     check_prompt_left(prompt)
     return prompt
+
+
+def build_facts(
+    text: TextRequest, models: tuple[str, ...], *, user_id: int, worker_ids: tuple[UUID, ...], max_context_length: int
+) -> TextRequestFacts:
+    """What decides which workers may serve the request."""
+    return TextRequestFacts(
+        user_id=user_id,
+        is_chat=False,
+        models=models,
+        max_length=text.max_length,
+        max_context_length=max_context_length,
+        trusted_workers=text.body.trusted_workers,
+        validated_backends=text.body.validated_backends,
+        slow_workers=text.body.slow_workers,
+        worker_ids=frozenset(worker_ids),
+        worker_blacklist=text.body.worker_blacklist and bool(worker_ids),
+    )
+
+
+def build_content(text: TextRequest, prompt: str, stored: StoredRequest, worker_ids: tuple[UUID, ...]) -> RequestContent:
+    """The row's content; `prompt` is as workers get it, and the lengths are those that were admitted."""
+    facts = stored.admission.facts
+    return RequestContent(
+        prompt=prompt,
+        submitted_prompt=text.body.prompt,
+        params=text.params,
+        gen_payload=TextWaitingPrompt.prepare_job_payload(
+            params=text.params, max_length=facts.max_length, max_context_length=facts.max_context_length
+        ),
+        n=text.n,
+        proxied_account=text.body.proxied_account,
+        webhook=text.body.webhook,
+        worker_ids=worker_ids,
+    )
 
 
 def answer_text_dry_run(text: TextRequest, prompt: str, stored: StoredRequest) -> dict[str, Any]:

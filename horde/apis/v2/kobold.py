@@ -51,8 +51,8 @@ from horde.classes.kobold.text_request import (
     parse_lenient_body,
     parse_text_request,
 )
-from horde.classes.kobold.waiting_prompt import OperationKeyClaim, TextWaitingPrompt
-from horde.classes.kobold.worker import TextRequestFacts, TextWorker
+from horde.classes.kobold.waiting_prompt import OperationKeyClaim
+from horde.classes.kobold.worker import TextWorker
 from horde.clock import utcnow
 from horde.database.functions import TextWorkerBounds, get_highest_text_worker_limits
 from horde.database.stats import get_horde_modes
@@ -60,7 +60,6 @@ from horde.database.text_admission import Submitter
 from horde.database.text_functions import find_chat_operation_claim, is_chat_model_served
 from horde.database.text_jobs import JobFacts, find_job, show_fake_as_real
 from horde.database.text_requests import (
-    RequestContent,
     delete_inactive_request,
     mark_messages_offloaded,
     require_worker_ids,
@@ -134,17 +133,8 @@ class TextAsyncGenerate(Resource):
             prompt = prompting.moderate_prompt(session, submitter, text)
             check_text_param_rules(text.params, max_length=text.max_length, max_context_length=context_length)
             prompting.check_no_images(text)
-            facts = TextRequestFacts(
-                user_id=submitter.caller.id,
-                is_chat=False,
-                models=models,
-                max_length=text.max_length,
-                max_context_length=context_length,
-                trusted_workers=text.body.trusted_workers,
-                validated_backends=text.body.validated_backends,
-                slow_workers=text.body.slow_workers,
-                worker_ids=frozenset(worker_ids),
-                worker_blacklist=text.body.worker_blacklist and bool(worker_ids),
+            facts = prompting.build_facts(
+                text, models, user_id=submitter.caller.id, worker_ids=worker_ids, max_context_length=context_length
             )
             stored = generate.admit(
                 session,
@@ -157,21 +147,7 @@ class TextAsyncGenerate(Resource):
             )
             if text.body.dry_run:
                 return prompting.answer_text_dry_run(text, prompt, stored), 200
-            content = RequestContent(
-                prompt=prompt,
-                submitted_prompt=text.body.prompt,
-                params=text.params,
-                gen_payload=TextWaitingPrompt.prepare_job_payload(
-                    params=text.params,
-                    max_length=stored.admission.facts.max_length,
-                    max_context_length=context_length,
-                ),
-                n=text.n,
-                proxied_account=text.body.proxied_account,
-                webhook=text.body.webhook,
-                worker_ids=worker_ids,
-            )
-            generate.store(session, stored, content, now)
+            generate.store(session, stored, prompting.build_content(text, prompt, stored, worker_ids), now)
         generate.activate(stored, claim=None, now=now)
         return generate.build_accepted(stored, is_raid=is_raid), 202
 
