@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Boolean, Integer, String, bindparam, case, func, select, update
+from sqlalchemy import Boolean, Integer, String, bindparam, case, false, func, select, update
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
@@ -273,7 +273,7 @@ def _log_aborted_job(session: Session, *, worker_id: UUID, is_raid: bool, now: d
     """More than 20 dropped jobs within the hour since the first of them put a worker into maintenance; not in a raid."""
     window_over = Worker.last_aborted_job < now - timedelta(seconds=ABORT_WINDOW_SECONDS)
     count = case((window_over, 1), else_=Worker.aborted_jobs + 1)
-    is_over = (count > MAX_ABORTED_JOBS_PER_WINDOW) if not is_raid else (count < 0)
+    is_over = false() if is_raid else count > MAX_ABORTED_JOBS_PER_WINDOW
     statement = (
         update(Worker)
         .where(Worker.id == worker_id)
