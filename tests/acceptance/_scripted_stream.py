@@ -26,8 +26,8 @@ SAMPLING = {
 NO_JOB = {"id": None, "ids": [], "payload": {}, "skipped": {}, "model": None, "messages": [], "ttl": None}
 
 type Post = dict[str, Any]
-type Answer = tuple[int, dict[str, Any]] | None
-"""Status and body; None hangs up without an answer."""
+type Answer = tuple[int, dict[str, Any] | bytes] | None
+"""Status and body, bytes for a page that is no JSON; None hangs up without an answer."""
 
 
 class Server(ThreadingHTTPServer):
@@ -62,10 +62,10 @@ class Handler(BaseHTTPRequestHandler):
     def read_json(self) -> dict[str, Any]:
         return dict(json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or "{}"))
 
-    def answer(self, status: int, body: dict[str, Any]) -> None:
-        content = json.dumps(body).encode()
+    def answer(self, status: int, body: dict[str, Any] | bytes) -> None:
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
         self.send_response(status)
-        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Type", "text/html" if isinstance(body, bytes) else "application/json")
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)

@@ -26,6 +26,7 @@ from tests.acceptance._scripted_stream import (
     KEY,
     USAGE,
     WAIT_SECONDS,
+    Answer,
     Post,
     Step,
     StreamingBackend,
@@ -403,14 +404,16 @@ def running_example(horde_url: str, folder: Path) -> Iterator[None]:
 
 
 def test_the_printed_worker_streams(horde: StreamingHorde, tmp_path: Path) -> None:
-    horde.answer_post = lambda post: None if len(horde.posts) == 1 else True
+    troubles: list[Answer] = [None, (502, b"<html>Bad Gateway</html>")]
+    horde.answer_post = lambda post: troubles[len(horde.posts) - 1] if len(horde.posts) <= len(troubles) else True
     with running_example(horde.url, tmp_path):
-        horde.hand_out(messages=[{"role": "user", "content": "one two three four five six seven eight nine ten eleven twelve"}])
+        words = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
+        horde.hand_out(messages=[{"role": "user", "content": f"{words} seventeen eighteen nineteen twenty"}])
         reply = horde.wait_for_submit()
-    assert horde.posts[0] == horde.posts[1]
+    assert horde.posts[0] == horde.posts[1] == horde.posts[2]
     assert len(horde.accepted) > 1
     assert reply["message"]["content"].startswith(horde.join())
-    assert reply["message"]["content"].split()[-1] == "twelve"
+    assert reply["message"]["content"].split()[-1] == "twenty"
 
 
 def test_the_printed_worker_stops_when_nobody_waits(horde: StreamingHorde, tmp_path: Path) -> None:
