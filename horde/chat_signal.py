@@ -24,7 +24,7 @@ def publish_chat_event(
     fault_reason: str | None = None,
     fault_rc: str | None = None,
 ) -> None:
-    """Tell whoever waits for a request. Best effort: a failure is counted and never reaches the caller.
+    """Tell whoever waits for a request. Best effort: a failure is logged, counted and never reaches the caller.
 
     Shape: `{"id", "event", "generations"}` on `horde:chat:<request id>`, with `fault_reason` and `fault_rc` on a
     faulted event when the horde knows why. Never any generated text. Call it after the commit it reports.

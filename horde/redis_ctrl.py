@@ -173,11 +173,12 @@ def publish(channel: str, payload: str, database: int = cache_db) -> None:
 
 
 def publish_chat_message(channel: str, message: Mapping[str, object]) -> None:
-    """Send a JSON message about a chat request. Best effort: a failure is counted and never raised."""
+    """Send a JSON message about a chat request. Best effort: a failure is logged and counted, never raised."""
     try:
         publish(channel, json.dumps(message), chat_signal_db)
     except RedisUnavailable:
         metrics.signal_failures.add(1)
+        logger.warning("horde.chat_signal.failed", extra={"channel": channel})
 
 
 def listen(

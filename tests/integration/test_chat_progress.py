@@ -396,7 +396,9 @@ def test_of_posts_at_once_each_number_is_taken_once(redis: Redis) -> None:
     assert int(fields_of(redis, held)["bytes"]) == sum(len(entry["content"]) for entry in entries)
 
 
-def test_without_redis_writes_are_quiet_and_posts_are_told(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_redis_writes_are_logged_alone_and_posts_are_told(
+    redis: Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def fail(*_: object, **__: object) -> None:
         raise redis_ctrl.RedisUnavailable("away")
 
@@ -407,6 +409,8 @@ def test_without_redis_writes_are_quiet_and_posts_are_told(redis: Redis, monkeyp
     chat_progress.end_progress_stream(held.generation_id)
     chat_progress.cancel_progress_streams([held.generation_id])
     assert chat_progress.read_posted_progress(held.request_id, [held.generation_id]) == {}
+    failed = [record.__dict__["step"] for record in caplog.records if record.message == "horde.chat_progress.failed"]
+    assert failed == ["write_lease", "delete_lease", "end_stream", "cancel_streams", "read_posted"]
     with pytest.raises(redis_ctrl.RedisUnavailable):
         post(held, 1)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 import pytest
 from redis import Redis
@@ -21,6 +22,8 @@ from horde.database import threads
 from horde.database.stats import stop_waiting_requests
 from horde.db import transaction
 from tests.integration._fake_chat_worker import ChatHorde, chat_horde, start_anew
+from tests.integration.instruments import Counting
+from tests.integration.rows import find_request, make_job, make_worker
 
 QUIET_SECONDS = 0.3
 
@@ -97,7 +100,8 @@ def test_a_cancel_is_told_once(horde: ChatHorde, subscriber: Redis) -> None:
 def test_a_reply_after_a_cancel_ends_the_request(horde: ChatHorde, subscriber: Redis) -> None:
     request_id, job = horde.serve()
     with listening(subscriber, request_id) as heard:
-        horde.cancel(request_id)
+        for _ in range(2):  # the job is still in flight at the second
+            horde.cancel(request_id)
         assert horde.reply(job["id"]).status_code == 200
         horde.cancel(request_id)
     assert heard.events == [("cancelled", 0), ("generation", 1), ("done", 1)]
@@ -165,6 +169,45 @@ def test_an_expiry_is_told_when_the_row_is_gone(horde: ChatHorde, subscriber: Re
     assert heard.events == [("faulted", 0)]
     assert heard[0]["fault_rc"] == "ChatSubmitInvalid"
     assert horde.get(f"/generate/chat/status/{request_id}").status_code == 404
+
+
+def test_an_expiry_and_a_late_fault_are_committed_before_they_are_told(horde: ChatHorde, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is woken reads the state as it stays: 404, or a request that is faulted."""
+    horde.take_nothing()
+    expired, failing = horde.queue(), horde.queue()
+    worker_id = make_worker(horde.owner_id)
+    for _ in range(3):
+        make_job(UUID(failing), worker_id, faulted=True)
+    with transaction() as session:
+        session.execute(
+            update(WaitingPrompt).where(WaitingPrompt.id == UUID(expired)).values(expiry=utcnow() - timedelta(seconds=1))
+        )
+    seen: dict[str, tuple[int, bool | None, bool]] = {}
+
+    def look(_channel: str, message: dict[str, Any]) -> None:
+        status = horde.get(f"/generate/chat/status/{message['id']}")
+        is_stored = find_request(UUID(message["id"])) is not None
+        seen[message["id"]] = (status.status_code, status.json.get("faulted"), is_stored)
+
+    monkeypatch.setattr(chat_signal, "publish_chat_message", look)
+    threads.check_waiting_prompts()
+    assert seen == {expired: (404, None, False), failing: (200, True, True)}
+
+
+def test_a_signal_that_is_lost_is_logged_and_counted(
+    horde: ChatHorde, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise redis_ctrl.RedisUnavailable("left alone after an earlier failure")
+
+    request_id, job = horde.serve()
+    failures = Counting("horde.chat.signal_failures")
+    with monkeypatch.context() as away:
+        away.setattr(redis_ctrl, "call", fail)
+        assert horde.reply(job["id"]).status_code == 200
+    assert failures.read() == [({}, 2)]
+    lost = [record.__dict__["channel"] for record in caplog.records if record.message == "horde.chat_signal.failed"]
+    assert lost == [f"horde:chat:{request_id}"] * 2
 
 
 def test_a_finished_request_expires_silently(horde: ChatHorde, subscriber: Redis) -> None:
