@@ -55,7 +55,7 @@ logger = get_logger(__name__)
 
 EXPIRED_REQUESTS_A_BATCH = 200
 INACTIVE_REQUEST_TTL = timedelta(minutes=5)  # its images take a minute at most; what is older lost its process
-STALE_JOBS_A_PASS = 1000
+STALE_JOBS_A_BATCH = 1000
 FOLD_CYCLES_A_TICK = 10
 UNCLASSIFIED_REQUESTS_A_BATCH = 200
 
@@ -115,10 +115,18 @@ def check_waiting_prompts() -> None:
 
 
 def abort_stale_jobs() -> int:
-    """Abort each pending job whose lease is over and give its generation back; how many it aborted."""
-    with transaction() as session:
-        job_ids = _list_stale_jobs(session, clock.utcnow())
-    return sum(retry_deadlocks(partial(_abort_stale_job, job_id)) for job_id in job_ids)
+    """Abort each pending job whose lease is over and give its generation back; how many it aborted.
+
+    All of them, in batches: an abort comes one period after the lease at most, however many workers vanished.
+    """
+    aborted_count = 0
+    while True:
+        with transaction() as session:
+            job_ids = _list_stale_jobs(session, clock.utcnow())
+        count = sum(retry_deadlocks(partial(_abort_stale_job, job_id)) for job_id in job_ids)
+        aborted_count += count
+        if count == 0 or len(job_ids) < STALE_JOBS_A_BATCH:
+            return aborted_count
 
 
 def _is_past_lease(now: datetime) -> list[ColumnElement[bool]]:
@@ -133,7 +141,7 @@ def _list_stale_jobs(session: Session, now: datetime) -> list[UUID]:
         select(ProcessingGeneration.id)
         .where(ProcessingGeneration.procgen_type == TEXT_FAMILY, *_is_past_lease(now))
         .order_by(ProcessingGeneration.start_time)
-        .limit(STALE_JOBS_A_PASS)
+        .limit(STALE_JOBS_A_BATCH)
     )
     return list(session.scalars(statement))
 

@@ -121,6 +121,14 @@ def test_a_job_past_its_lease_goes_back_once(user_id: int, worker_id: UUID) -> N
         assert [row.state for row in session.scalars(select(TextGenStatistic))] == [TextGenState.FAULTED]
 
 
+def test_one_pass_aborts_every_stale_job(user_id: int, worker_id: UUID, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "STALE_JOBS_A_BATCH", 2)
+    for _ in range(5):
+        make_job(make_request(user_id, n=0), worker_id, start_time=utcnow() - timedelta(seconds=151))
+    assert threads.abort_stale_jobs() == 5
+    assert threads.abort_stale_jobs() == 0
+
+
 @pytest.mark.race
 def test_two_hosts_give_a_stale_job_back_once(user_id: int, worker_id: UUID) -> None:
     started = utcnow() - timedelta(seconds=151)
