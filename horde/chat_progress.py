@@ -106,6 +106,7 @@ class AppendResult:
     owner_trusted: bool = False
     renewal: LeaseRenewal | None = None
     job_ttl: int = 0  # the lease in seconds as it is now
+    previous_ttl: int = 0  # and as it was before the post
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +208,7 @@ def delete_stream_lease(generation_id: UUID) -> None:
 # Posting
 
 # KEYS: the lease. ARGV: key, seq, content, reasoning, size of both, now, generation, base lease in seconds.
-# Returns {outcome, last accepted seq, cancelled, fake, trusted, renewal, job_ttl}.
+# Returns {outcome, last accepted seq, cancelled, fake, trusted, renewal, job_ttl, job_ttl before the post}.
 APPEND_PROGRESS_SCRIPT: Final = f"""
 local names = {{'request', 'key', 'seq', 'content', 'reasoning', 'bytes', 'max_bytes', 'fake', 'cancelled', 'started',
     'job_ttl', 'lease_cap', 'trusted', 'worker', 'model'}}
@@ -222,10 +223,12 @@ if lease.key ~= ARGV[1] then return {{'{PostOutcome.WRONG_KEY}'}} end
 local seq, size, now = tonumber(ARGV[2]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local last = tonumber(lease.seq or 0)
 local ttl, cap = tonumber(lease.job_ttl), tonumber(lease.lease_cap)
+local previous_ttl = ttl
 local is_fake, is_cancelled = lease.fake == '1', lease.cancelled == '1'
 
 local function answer(outcome, accepted, renewal)
-    return {{outcome, accepted, is_cancelled and 1 or 0, is_fake and 1 or 0, lease.trusted == '1' and 1 or 0, renewal, ttl}}
+    return {{outcome, accepted, is_cancelled and 1 or 0, is_fake and 1 or 0, lease.trusted == '1' and 1 or 0, renewal, ttl,
+        previous_ttl}}
 end
 
 if seq == last and last > 0 and lease.content == ARGV[3] and lease.reasoning == ARGV[4] then
@@ -295,7 +298,7 @@ def append_progress(post: ProgressPost, *, key: str, now: float, base_lease_seco
     outcome = PostOutcome(answer[0])
     if len(answer) == 1:
         return AppendResult(outcome=outcome)
-    _, seq, is_cancelled, is_fake, is_trusted, renewal, job_ttl = answer
+    _, seq, is_cancelled, is_fake, is_trusted, renewal, job_ttl, previous_ttl = answer
     return AppendResult(
         outcome=outcome,
         seq=seq,
@@ -304,7 +307,24 @@ def append_progress(post: ProgressPost, *, key: str, now: float, base_lease_seco
         owner_trusted=bool(is_trusted),
         renewal=LeaseRenewal(renewal) if renewal else None,
         job_ttl=job_ttl,
+        previous_ttl=previous_ttl,
     )
+
+
+# KEYS: the lease. ARGV: the lease in seconds that a post made of it, and what it was before. Another post may have moved it on.
+_TAKE_BACK_SCRIPT: Final = """
+if redis.call('HGET', KEYS[1], 'job_ttl') == ARGV[1] then redis.call('HSET', KEYS[1], 'job_ttl', ARGV[2]) end
+return 1
+"""
+
+
+def take_back_renewal(generation_id: UUID, appended: AppendResult) -> None:
+    """Forget a deadline that could not be written to the job's row, so that the next post moves it again. Best effort.
+
+    Without it a lease at its cap would never be written: no later post moves that one.
+    """
+    ttls = [str(appended.job_ttl), str(appended.previous_ttl)]
+    _try_script(_TAKE_BACK_SCRIPT, [build_lease_key(generation_id)], ttls, "take_back_renewal")
 
 
 # Ending

@@ -481,6 +481,36 @@ def test_a_deadline_that_cannot_be_written_is_counted_and_the_post_is_accepted(
     assert get_job(job["id"]).job_ttl == 150
 
 
+def test_a_deadline_that_could_not_be_written_is_written_by_the_next_post(
+    untrusted: ChatHorde, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the cap as well, where later posts move nothing: a job must not lapse before what its lease on Redis says."""
+    _, job = untrusted.serve(stream=True)
+    renewals = Counting(RENEWALS)
+    age_job(redis, job["id"], 60)
+    with monkeypatch.context() as away:
+        away.setattr(db._State, "reading_sessions", db.sessionmaker(db.create_engine("postgresql+psycopg2://127.0.0.1:1/none")))
+        assert untrusted.post_progress(job["id"], 1, "a").status_code == 200
+    assert read_lease(redis, job["id"])["job_ttl"] == "150"
+    assert untrusted.post_progress(job["id"], 1, "a").status_code == 200  # a retry moves nothing
+    assert get_job(job["id"]).job_ttl == 150
+    assert untrusted.post_progress(job["id"], 2, "b").status_code == 200
+    assert (get_job(job["id"]).job_ttl, read_lease(redis, job["id"])["job_ttl"]) == (200, "200")
+    assert renewals.read() == [({"horde.outcome": "granted", "horde.worker_trusted": False}, 1)]
+
+
+def test_a_deadline_moved_further_by_another_post_is_not_taken_back(horde: ChatHorde, redis: Redis) -> None:
+    _, job = horde.serve(stream=True)
+    key = f"horde:chat:lease:{job['id']}"
+    redis.hset(key, "job_ttl", 190)
+    moved = chat_progress.AppendResult(outcome=chat_progress.PostOutcome.ACCEPTED, job_ttl=189, previous_ttl=180)
+    chat_progress.take_back_renewal(UUID(job["id"]), moved)
+    assert redis.hget(key, "job_ttl") == "190"
+    redis.delete(key)
+    chat_progress.take_back_renewal(UUID(job["id"]), moved)
+    assert redis.exists(key) == 0
+
+
 def test_a_lease_that_outlived_its_job_ends_with_the_first_post_that_moves_it(horde: ChatHorde, redis: Redis) -> None:
     """As when Redis was away when the job was faulted."""
     request_id, job = horde.serve(stream=True)

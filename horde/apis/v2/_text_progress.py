@@ -104,7 +104,7 @@ def check_accepted(appended: AppendResult, post: PostBody) -> None:
 def renew_lease(appended: AppendResult, post: PostBody) -> bool:
     """Write a deadline that the post moved to the job's row; whether the worker is told that the request was cancelled.
 
-    Best effort: the text is appended already, and a later post moves the deadline again.
+    Best effort: the text is appended already, and after a failure the next post moves the deadline again.
     """
     if appended.renewal is None or post.job_id is None:
         return appended.is_cancelled
@@ -117,6 +117,7 @@ def renew_lease(appended: AppendResult, post: PostBody) -> bool:
     except (ServiceUnavailable, DBAPIError):
         metrics.text_lease_renewal_failures.add(1)
         logger.warning("horde.progress.renewal_failed", extra={"job": str(post.job_id)})
+        chat_progress.take_back_renewal(post.job_id, appended)
         return appended.is_cancelled
     if written is LeaseWriting.WRITTEN:
         _count_renewal(appended)
