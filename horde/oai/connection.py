@@ -2,10 +2,12 @@
 """One connection of a client: uvicorn's, which also notices a hang-up behind early bytes and refuses in JSON.
 
 The library stops reading a socket once bytes of a next request wait for the end of the present one, and so would never
-see the client go. Line ends behind a body, and clients that pipeline, are enough for that.
-Source: docs/reference/chat_front.md, "Waiting" and "Errors".
+see the client go. Line ends behind a body, and clients that pipeline, are enough for that. Nor does it bound how slowly
+headers may come: a byte now and then would hold a connection for ever.
+Source: docs/reference/chat_front.md, "Connections", "Waiting" and "Errors".
 """
 
+import asyncio
 import json
 from typing import Final
 from uuid import uuid4
@@ -17,7 +19,11 @@ from horde import metrics
 from horde.oai.errors import ErrorAnswer
 
 MAX_EARLY_BYTES: Final = 64 * 1024  # of next requests, while one is served
+HEAD_SECONDS: Final = 20.0  # for whole headers, and for what a client still sends of a body that was answered
 _INVALID: Final = ErrorAnswer(status=400, code="invalid_http", message="This is not a valid HTTP request.")
+_INCOMPLETE: Final = ErrorAnswer(
+    status=400, code="incomplete_headers", message="The headers of the request did not arrive in time."
+)
 _WHOLE: Final = frozenset({h11.DONE, h11.MUST_CLOSE})  # states of a client that has sent its request
 
 
@@ -25,11 +31,24 @@ class FrontConnection(H11Protocol):
     """HTTP/1.1 as `uvicorn.Config(http=...)` takes it."""
 
     _early = b""
+    _timer: asyncio.TimerHandle | None = None  # runs while the client owes something
+    _owed: object = None  # its state meanwhile: headers, or the rest of a body that nobody reads any more
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for a request."""
+        super().connection_made(transport)
+        self._hold_to_time()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait for nothing more."""
+        self._owe(None)
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Take bytes; those behind a request that is still served wait here, and the socket goes on being read."""
         if not self._is_serving_a_whole_request():
             super().data_received(data)
+            self._hold_to_time()
             return
         self._early += data
         if len(self._early) > MAX_EARLY_BYTES:
@@ -38,25 +57,51 @@ class FrontConnection(H11Protocol):
     def on_response_complete(self) -> None:
         """Go on with what came early."""
         super().on_response_complete()
+        if self.conn.their_state is h11.SEND_BODY:
+            self._hold_to_time()
         early, self._early = self._early.lstrip(b"\r\n"), b""  # blank lines before a request mean nothing
         if early and not self.transport.is_closing():
             self.data_received(early)
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what cannot be read as HTTP; `msg` is the library's word for it, which is in its log."""
-        metrics.oai_errors.add(1, {"code": _INVALID.code, "phase": "request"})
+        self._refuse(_INVALID)
+
+    def _refuse(self, error: ErrorAnswer) -> None:
+        metrics.oai_errors.add(1, {"code": error.code, "phase": "request"})
         if self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:  # else an answer is out, or on its way
-            body = json.dumps(_INVALID.build_body(), separators=(",", ":")).encode()
+            body = json.dumps(error.build_body(), separators=(",", ":")).encode()
             headers = [
                 (b"content-type", b"application/json"),
                 (b"content-length", str(len(body)).encode()),
                 (b"x-request-id", f"req_{uuid4().hex}".encode()),
                 (b"connection", b"close"),
             ]
-            response = h11.Response(status_code=_INVALID.status, headers=headers, reason=b"Bad Request")
+            response = h11.Response(status_code=error.status, headers=headers, reason=b"Bad Request")
             for event in (response, h11.Data(data=body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
 
     def _is_serving_a_whole_request(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete and self.conn.their_state in _WHOLE
+
+    def _hold_to_time(self) -> None:
+        """Bound the time for what the client owes now; bytes of it that come give it no more. Silence alone between two
+        requests is the library's to end."""
+        theirs = self.conn.their_state
+        is_answered = self.cycle is not None and self.cycle.response_complete
+        owes = theirs is h11.IDLE or (theirs is h11.SEND_BODY and is_answered)
+        self._owe(theirs if owes and not self.transport.is_closing() else None)
+
+    def _owe(self, owed: object) -> None:
+        if owed is self._owed:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._owed, self._timer = owed, None if owed is None else self.loop.call_later(HEAD_SECONDS, self._lose_patience)
+
+    def _lose_patience(self) -> None:
+        """End the connection; with a word, if the client had begun to ask."""
+        if self._owed is h11.IDLE and self.conn.trailing_data[0]:
+            self._refuse(_INCOMPLETE)
+        self.transport.close()

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """What strangers put on a socket of the front: bytes behind a request, what is no HTTP, and bodies that never end."""
 
+import itertools
 import json
 import socket
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -11,6 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from devtools.services import ServiceAddresses
+from horde.oai import connection
 from horde.oai.connection import MAX_EARLY_BYTES
 from tests.integration._fake_chat_worker import start_anew
 from tests.integration.chat_front import PATIENCE_SECONDS, FrontStack, build_body, run_front, run_front_stack, wait_until
@@ -39,6 +42,15 @@ def build_post(key: str, **changes: Any) -> bytes:
     body = json.dumps(build_body(**changes)).encode()
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: front\r\nAuthorization: Bearer %b\r\nContent-Length: %d\r\n\r\n"
     return head % (key.encode(), len(body)) + body
+
+
+def read_until(client: socket.socket, part: bytes) -> bytes:
+    received = b""
+    while part not in received:
+        chunk = client.recv(65536)
+        assert chunk, received
+        received += chunk
+    return received
 
 
 def read_to_the_end(client: socket.socket) -> bytes:
@@ -129,6 +141,75 @@ def test_what_is_no_chunk_behind_an_answer_ends_the_connection(stack: FrontStack
 def test_a_path_with_a_line_end_is_another_path(stack: FrontStack, path: str) -> None:
     answer = stack.call("GET", path)
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_url")
+
+
+# --- headers that do not end ------------------------------------------------------------------------------------------
+
+
+def drip(client: socket.socket, piece: bytes) -> bytes:
+    """Send one byte of a piece after the other, again and again, until the front ends the connection; what it said."""
+    client.settimeout(0.05)
+    received = b""
+    for byte in itertools.cycle(piece):
+        try:
+            client.sendall(bytes([byte]))
+            chunk = client.recv(65536)
+        except TimeoutError:
+            continue
+        except OSError:  # it hung up, and the byte came too late
+            break
+        if not chunk:
+            break
+        received += chunk
+    return received
+
+
+@pytest.fixture
+def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "HEAD_SECONDS", 0.4)
+
+
+@pytest.mark.usefixtures("_hasty")
+@pytest.mark.parametrize("before", [b"", HEALTH], ids=["of a first request", "of a next one"])
+def test_headers_that_drip_are_refused_in_json(stack: FrontStack, before: bytes) -> None:
+    with connect(stack.url) as client:
+        if before:
+            client.sendall(before)
+            read_until(client, b'{"status":"ok"}')
+        client.sendall(b"GET /health HTTP/1.1\r\nX-Slow: ")
+        head, _, body = drip(client, b"x").partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert b"x-request-id: req_" in head
+    error = json.loads(body)["error"]
+    assert (error["code"], error["type"], error["param"]) == ("incomplete_headers", "invalid_request_error", None)
+
+
+@pytest.mark.usefixtures("_hasty")
+def test_a_connection_that_asks_nothing_is_closed_without_a_word(stack: FrontStack) -> None:
+    with connect(stack.url) as client:
+        assert read_to_the_end(client) == b""
+
+
+@pytest.mark.usefixtures("_hasty")
+def test_a_body_that_drips_on_behind_its_answer_ends_the_connection(stack: FrontStack) -> None:
+    with connect(stack.url) as client:
+        client.sendall(b"POST /v1/responses HTTP/1.1\r\nHost: front\r\nContent-Length: 999999\r\n\r\n")
+        received = drip(client, b"x")
+    assert received.count(b"HTTP/1.1 ") == 1
+    assert b"unknown_url" in received
+
+
+@pytest.mark.usefixtures("_hasty")
+def test_a_request_that_came_in_time_may_wait_for_its_answer(stack: FrontStack) -> None:
+    stack.horde.take_nothing()
+    post = build_post(stack.horde.requester_key)
+    with connect(stack.url) as client:
+        client.sendall(post[:20])
+        client.sendall(post[20:])
+        job = stack.await_job()
+        time.sleep(0.6)  # longer than headers have
+        stack.horde.reply(job["id"], "Blue.")
+        read_until(client, b'"content":"Blue."')
 
 
 # --- bodies that do not end -------------------------------------------------------------------------------------------
