@@ -2,6 +2,7 @@
 """The settings of a process: read once from the environment, typed, frozen. Nothing else reads the environment."""
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network, ip_network
@@ -217,7 +218,7 @@ class FrontConfig:
             submit_attempts=read.bounded("HORDE_OAI_SUBMIT_ATTEMPTS", 3, int, least=1, most=100),
             max_open_requests=read.bounded("HORDE_OAI_MAX_OPEN_REQUESTS", 1000, int, least=1, most=1_000_000),
             models_cache_seconds=read.bounded("HORDE_OAI_MODELS_CACHE_SECONDS", 5.0, float, least=0.0, most=day),
-            cors_origins=read.words("HORDE_OAI_CORS_ORIGINS") or ("*",),
+            cors_origins=_front_origins(read),
             shutdown_seconds=read.bounded("HORDE_OAI_SHUTDOWN_SECONDS", 30.0, float, least=0.0, most=day),
             metrics_port=read.bounded("HORDE_OAI_METRICS_PORT", 0, int, least=0, most=65_535),
             otlp_endpoint=read.text("OTEL_EXPORTER_OTLP_ENDPOINT", ""),
@@ -341,6 +342,15 @@ def _native_url(read: _Reader) -> str:
             "HORDE_OAI_NATIVE_URL has to be the http or https address of the API, such as http://127.0.0.1:7001/api."
         )
     return url
+
+
+def _front_origins(read: _Reader) -> tuple[str, ...]:
+    """Origins as browsers write them: one with a path, or in capitals, would match none."""
+    origins = read.words("HORDE_OAI_CORS_ORIGINS") or ("*",)
+    for origin in origins:
+        if not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#@\sA-Z]+", origin):
+            raise ConfigError(f"HORDE_OAI_CORS_ORIGINS holds {origin!r}: it has to be * or origins such as https://example.com.")
+    return origins
 
 
 def _front_redis_url(read: _Reader) -> str | None:

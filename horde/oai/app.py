@@ -34,6 +34,7 @@ from horde.oai.errors import (
     RequestRefused,
     WaitFailed,
     WaitFailure,
+    build_defect,
     build_gap_answer,
     build_gap_message,
     build_native_refusal,
@@ -217,8 +218,8 @@ def _wait_error(failed: WaitFailed) -> ChatFrontError:
     )
 
 
-def _internal_error() -> ChatFrontError:
-    return ChatFrontError(ErrorAnswer(status=500, code="internal_error", message="The front failed to serve this request."))
+def _internal_error(request_id: str | None) -> ChatFrontError:
+    return ChatFrontError(build_defect(request_id))
 
 
 # --- the frame around every route -------------------------------------------------------------------------------------
@@ -257,14 +258,12 @@ class Frame:
             error = raised
         except Exception as defect:  # noqa: BLE001  the handler of last resort: a defect must not be a page of the server
             logger.error("horde.oai.defect", extra={"request_id": front_id, **build_failure_fields(defect)})
-            error = _internal_error()
+            error = _internal_error(call.native_id)
         if error is not None:
             metrics.oai_errors.add(1, {"code": error.answer.code, "phase": call.phase if call.phase != "gone" else "wait"})
             if sent_status is None:
-                native = {name: value for name, value in call.headers.items() if call.native_id is not None}
-                await send_json(
-                    send_with_common, error.answer.status, error.answer.build_body(), {**native, **error.answer.headers}
-                )
+                answered = {**call.headers, **error.answer.headers}
+                await send_json(send_with_common, error.answer.status, error.answer.build_body(), answered)
         self._log(call, headers, front_id, sent_status, error)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:

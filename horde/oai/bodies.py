@@ -47,11 +47,12 @@ class IncomingBody:
     """The body of one call as it arrives."""
 
     def __init__(self, receive: Receive) -> None:
-        self.is_complete = False
+        self.has_begun = self.is_complete = False
         self._receive = receive
 
     async def read_chunk(self) -> bytes:
         """What arrives next. Raises ClientGone."""
+        self.has_begun = True
         message = await self._receive()
         if message["type"] == "http.disconnect":
             raise ClientGone

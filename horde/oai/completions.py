@@ -21,7 +21,7 @@ from horde.chat_contract import ChatAvailabilityMode, JsonObject
 from horde.config import FrontConfig
 from horde.oai.bodies import BodyReader, ClientGone, IncomingBody, PreparedRequest, build_overload
 from horde.oai.callers import build_caller, require_api_key
-from horde.oai.errors import ErrorAnswer, FrontFailure, RequestRefused, WaitFailure
+from horde.oai.errors import ErrorAnswer, FrontFailure, NativeRefused, RequestRefused, WaitFailure
 from horde.oai.mapping import (
     COMPLETION_ID_PREFIX,
     CompletedReply,
@@ -102,7 +102,9 @@ class Completions:
                 caller = build_caller(api_key, headers, peer, self._config.trusted_proxies)
                 await self._serve_while_connected(call, prepared, caller, receive, send)
         except RequestRefused:
-            await incoming.drain()
+            # Who asked first has sent nothing yet, and reading on would say that it may.
+            if incoming.has_begun or headers.get("expect", "").lower() != "100-continue":
+                await incoming.drain()
             raise
 
     @contextlib.contextmanager
@@ -179,10 +181,21 @@ class Completions:
         call.phase = "wait"
         if self._is_shutting_down:
             await call.wait.give_up(WaitFailure.SHUTTING_DOWN)
-        await self._wait(call, call.wait, facts, send)
+        try:
+            await self._wait(call, call.wait, facts, send)
+        except (FrontFailure, ClientGone):
+            raise
+        except Exception:  # a defect: nobody would get the reply
+            if not call.is_resumable:
+                self._run_behind(call.wait.cancel())
+            raise
 
     async def _submit(self, call: OpenCall, body: bytes, caller: Caller, settings: WaitSettings, deadline: float) -> Submitted:
-        submitted = await self._native.submit(body, caller, deadline)
+        try:
+            submitted = await self._native.submit(body, caller, deadline)
+        except NativeRefused as refused:
+            call.headers.update(refused.rate_limits)
+            raise
         if submitted.request_id is not None:
             call.wait = RequestWait(self._native, caller, submitted.request_id, settings, deadline)
         return submitted

@@ -60,6 +60,13 @@ class ErrorAnswer:
         return {"error": error}
 
 
+def build_defect(request_id: str | None) -> ErrorAnswer:
+    """500 of a defect in the front; once there is a native request, another try would queue, and be charged, again."""
+    metadata, headers = ({}, {}) if request_id is None else ({"request_id": request_id}, NO_RETRY)
+    message = "The front failed to serve this request."
+    return ErrorAnswer(status=500, code="internal_error", message=message, metadata=metadata, headers=headers)
+
+
 class FrontFailure(Exception):
     """Every foreseen way in which a call of the front fails."""
 
@@ -83,11 +90,17 @@ class RequestRefused(FrontFailure):
 
 
 class NativeRefused(FrontFailure):
-    """A definite refusal of the native API. `body` is its JSON object."""
+    """A definite refusal of the native API. `body` is its JSON object, `rate_limits` are headers for the client."""
 
-    def __init__(self, status: int, body: Mapping[str, Any], retry_after: str | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        body: Mapping[str, Any],
+        retry_after: str | None = None,
+        rate_limits: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(f"native {status}")
-        self.status, self.body, self.retry_after = status, body, retry_after
+        self.status, self.body, self.retry_after, self.rate_limits = status, body, retry_after, rate_limits or {}
 
     @property
     def rc(self) -> str | None:
@@ -209,6 +222,7 @@ _QUOTED_PATH: Final = re.compile(r"'([^']+)'")
 _HISTORY_PATH: Final = re.compile(r"(messages(?:\[\d+\])?(?:\.\w+)?): ")
 _CONFLICTING_KEYS: Final = ("tool_choice", "parallel_tool_calls", "horde.only", "max_tokens", "models")
 _LIMIT_WORDS: Final = "' may "
+_RETRIED_STATUSES: Final = frozenset({408, 409})  # the SDKs take them for something that passes
 _WORD_START: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
@@ -234,7 +248,7 @@ def _find_row(refused: NativeRefused) -> tuple[_Row, str]:
     if rc is not None and rc in _ROWS:
         return _ROWS[rc], message
     found = _find_row_by_message(rc, message)
-    if found is None and refused.status >= 500:
+    if found is None and (refused.status >= 500 or refused.status in _RETRIED_STATUSES):
         found = _Row(502, "upstream_error")
     if found is None and refused.status == 429:
         found = _Row(429, "rate_limit_exceeded")

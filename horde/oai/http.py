@@ -47,7 +47,7 @@ class HttpClient:
 
         A call without content is sent a second time when the server had closed the connection that was kept.
         """
-        sent = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
+        sent = [(name.decode("latin-1"), _decode(value)) for name, value in headers]
         try:
             async with self._require_session().request(
                 method, f"{self._base_url}{path}", headers=sent, data=content or None, allow_redirects=False
@@ -78,6 +78,14 @@ class HttpClient:
                 cookie_jar=aiohttp.DummyCookieJar(),  # what one caller is given is not for the next
             )
         return self._session
+
+
+def _decode(value: bytes) -> str:
+    """The text that the library, which writes UTF-8, sends as these bytes; latin-1 becomes UTF-8."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
 
 
 async def _read_whole(response: aiohttp.ClientResponse) -> bytes:

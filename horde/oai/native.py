@@ -207,9 +207,12 @@ def _parse_submit(response: HttpAnswer) -> Submitted:
         is_quote = request_id is None and response.status_code == 200 and isinstance(body.get("resolved"), dict)
         if is_quote or (isinstance(request_id, str) and _REQUEST_ID.fullmatch(request_id)):
             return Submitted(request_id, body, _parse_rate_limits(response.headers))
+    if body is None and response.status_code == 429:
+        body = {}  # a gateway's own limit, whatever it says in its page
     if response.status_code < 400 or body is None:
         raise NativeUnavailable(f"status {response.status_code}")
-    raise NativeRefused(response.status_code, body, response.headers.get("retry-after"))
+    limits = _parse_rate_limits(response.headers)
+    raise NativeRefused(response.status_code, body, response.headers.get("retry-after"), limits)
 
 
 _RATE_LIMIT_HEADERS: Final[Mapping[str, str]] = MappingProxyType(

@@ -94,6 +94,7 @@ class Relay:
         self._over: set[str] = set()
         self._followed: str | None = None  # the generation, until it ends
         self._followed_worker_id: str | None = None
+        self._source: Source | None = None  # of its text, fixed by the first entry whose text was taken
         self._sequence = 0  # of its last entry
         self._is_held = False  # its further text waits for the reply
         self._is_reasoning_held = False
@@ -142,10 +143,12 @@ class Relay:
             return
         # Text behind a gap would tear a hole into the reply, so it waits, as does text that cannot name its model.
         model = entry.model or self._requested_model
-        self._is_held |= entry.sequence != self._sequence + 1 or model is None or not entry.worker_id
+        if self._source is None and model is not None and entry.worker_id:
+            self._source = Source(entry.worker_id, model)
+        self._is_held |= entry.sequence != self._sequence + 1 or self._source is None
         self._sequence, self._followed_worker_id = entry.sequence, entry.worker_id
-        if model is not None and not self._is_held:
-            yield from self._continue(entry, Source(entry.worker_id, model))
+        if self._source is not None and not self._is_held:
+            yield from self._continue(entry, self._source)
 
     def _continue(self, entry: ProgressEntry, source: Source) -> Iterator[Delta]:
         if entry.reasoning and self._include_reasoning and not self._is_reasoning_held:
@@ -165,7 +168,7 @@ class Relay:
         """Stop following: whoever comes next is compared with what was sent from its first character."""
         if self._followed is not None:
             self._over.add(self._followed)
-        self._followed = self._followed_worker_id = None
+        self._followed = self._followed_worker_id = self._source = None
         self._sequence = 0
         self._is_held = self._is_reasoning_held = False
         self._content.repeated = self._reasoning.repeated = 0

@@ -73,6 +73,7 @@ _REPLACEMENTS: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 _REASONING_EFFORTS: Final = tuple(effort.value for effort in ChatReasoningEffort)
+_TOKEN_LIMITS: Final = frozenset({"max_tokens", "max_completion_tokens"})
 _SEED_BITS: Final = 63  # a signed 64-bit integer
 _STREAM_OPTIONS: Final = frozenset({"include_usage", "include_obfuscation"})
 
@@ -82,7 +83,7 @@ class ChatCompletionRequest:
     """A validated body.
 
     `native_body` holds what is submitted, without an operation key; `model` is None when the client sent a list.
-    `token_limit_key` is the name under which the client sent `max_tokens`.
+    `token_limit_key` is the name under which the client sent `max_tokens`, or that name when it sent neither.
     """
 
     native_body: JsonObject
@@ -117,7 +118,9 @@ class ChatCompletionRequest:
             include_usage=bool((body.get("stream_options") or {}).get("include_usage")),
             horde=horde,
             estimated_prompt_tokens=estimate_flattened_tokens(len(prompt), count_image_parts(messages)),
-            token_limit_key="max_tokens" if "max_tokens" in forwarded else "max_completion_tokens",
+            token_limit_key="max_completion_tokens"
+            if forwarded.keys() & _TOKEN_LIMITS == {"max_completion_tokens"}
+            else "max_tokens",
         )
 
 

@@ -14,7 +14,7 @@ from typing import Final
 from starlette.types import Send
 
 from horde import metrics
-from horde.oai.errors import ErrorAnswer, FrontFailure, WaitFailed, WaitFailure
+from horde.oai.errors import ErrorAnswer, FrontFailure, WaitFailed, WaitFailure, build_defect
 from horde.oai.mapping import CompletedReply, CompletionFacts
 from horde.oai.relay import Relay, RelayBroken
 from horde.oai.signals import ProgressEntry, Subscription
@@ -84,7 +84,7 @@ async def stream_completion(
                 return None
             except Exception:
                 if stream.is_open:
-                    await stream.fail(_DEFECT)
+                    await stream.fail(build_defect(wait.request_id))
                 raise
         outcome = stream.describe_success()
         return reply
@@ -102,7 +102,6 @@ _OUTCOMES: Final[Mapping[WaitFailure, StreamOutcome]] = {
     WaitFailure.STREAM_DIVERGED: StreamOutcome.DIVERGED,
     WaitFailure.GENERATION_RESTARTED: StreamOutcome.RESTARTED,
 }
-_DEFECT: Final = ErrorAnswer(status=500, code="internal_error", message="The front failed to serve this request.")
 
 
 async def _relay(

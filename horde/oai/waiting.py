@@ -171,20 +171,18 @@ class RequestWait:
             self._impossible_since = None
         elif self._impossible_since is None:
             self._impossible_since = now
-        if is_running:
-            return None
-        if self._details.impossible_reason is not None:
+        if self._details.impossible_reason is not None and not is_running:
             return WaitFailure.DECLARATION_GAP
         if self._settings.is_fail_fast:
-            return None if self.is_judged else self._find_fast_refusal(status)
+            return None if self.is_judged else self._find_fast_refusal(status, is_running=is_running)
         since = self._impossible_since
         if since is not None and now - since >= self._settings.grace_seconds:
             return WaitFailure.NO_WORKER_GRACE
         return None
 
-    def _find_fast_refusal(self, status: Mapping[str, Any]) -> WaitFailure | None:
+    def _find_fast_refusal(self, status: Mapping[str, Any], *, is_running: bool) -> WaitFailure | None:
         """Decided once, at the first reading."""
-        if status.get("eligible_worker_threads") == 0:
+        if status.get("eligible_worker_threads") == 0 and not is_running:
             return WaitFailure.FAIL_FAST_NOBODY
         if (self._details.wait_time or 0) > self.deadline - self._clock():
             return WaitFailure.FAIL_FAST_WAIT

@@ -143,6 +143,15 @@ def test_a_path_with_a_line_end_is_another_path(stack: FrontStack, path: str) ->
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_url")
 
 
+def test_9_who_asks_before_sending_is_refused_without_being_told_to_go_on(stack: FrontStack) -> None:
+    with connect(stack.url) as client:
+        client.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: front\r\nExpect: 100-continue\r\nContent-Length: 999999\r\n\r\n"
+        )
+        received = read_until(client, b"}}")
+    assert received.startswith(b"HTTP/1.1 401 ")
+
+
 # --- headers that do not end ------------------------------------------------------------------------------------------
 
 

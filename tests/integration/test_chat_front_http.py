@@ -184,6 +184,15 @@ def test_a_header_that_would_be_two_is_not_sent(value: bytes) -> None:
     play(scene)
 
 
+@pytest.mark.parametrize(("value", "sent"), [("naïve".encode(), "naïve".encode()), (b"na\xefve", "naïve".encode())])
+def test_a_header_beyond_ascii_stays_as_it_is(value: bytes, sent: bytes) -> None:
+    async def scene(server: Server, client: HttpClient) -> None:
+        await client.call("GET", "/", [(b"client-agent", value)])
+        assert b"client-agent: " + sent in server.requests[0].split(b"\r\n")
+
+    play(scene, PLAIN)
+
+
 def test_a_call_that_is_cut_short_takes_its_connection_with_it() -> None:
     async def scene(server: Server, client: HttpClient) -> None:
         with pytest.raises(TimeoutError):

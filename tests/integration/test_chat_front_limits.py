@@ -20,6 +20,8 @@ def test_86_too_many_requests_are_429_with_the_time_to_wait(service_urls: Servic
         assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
         assert "metadata" not in error
         assert int(refused.headers["retry-after"]) >= 0
+        assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+        assert "x-horde-request-id" not in refused.headers
         served = next(answer for answer in answers if answer.status_code == 200)
         assert served.headers["x-ratelimit-limit-requests"].isdigit()
         assert served.headers["x-ratelimit-remaining-requests"].isdigit()

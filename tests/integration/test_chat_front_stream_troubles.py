@@ -102,6 +102,23 @@ def test_a_failure_in_an_open_stream_without_text_is_an_event(stack: FrontStack)
     assert stream.chunks == []
 
 
+def test_a_defect_in_an_open_stream_is_an_event_that_names_the_request(
+    stack: FrontStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(streaming, "build_delta_events", fail)
+    stream, job = open_stream(stack)
+    with stream:
+        stream.await_that(lambda opened: opened.comments)
+        post_progress(stack, job["id"], "Blue")
+        error = stream.finish_with_error()
+    request_id = stream.headers["x-horde-request-id"]
+    assert (error["code"], error["metadata"]) == ("internal_error", {"request_id": request_id})
+    wait_until(lambda: stack.horde.status(request_id)["done"])
+
+
 def test_a_stream_does_not_open_before_its_first_status_was_judged(stack: FrontStack, monkeypatch: pytest.MonkeyPatch) -> None:
     with held_back(stack, monkeypatch, "GET") as let_go, OpenStream(stack, reasoning_effort="low") as stream:
         time.sleep(0.6)  # past the moment at which it would open

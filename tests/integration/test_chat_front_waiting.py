@@ -21,6 +21,7 @@ import pytest
 from devtools.services import ServiceAddresses
 from horde.classes.base.waiting_prompt import TerminalOutcome, WaitingPrompt
 from horde.db import transaction
+from horde.oai import completions
 from tests.integration._fake_chat_worker import MODEL, Body, start_anew
 from tests.integration.chat_front import (
     PATIENCE_SECONDS,
@@ -445,12 +446,27 @@ def test_a_definite_refusal_is_not_repeated(stack: FrontStack) -> None:
         (500, HTML, "upstream_unavailable"),
         (200, HTML, "upstream_unavailable"),
         (302, b"", "upstream_unavailable"),
+        (429, HTML, "rate_limit_exceeded"),
         (418, b'{"message": "m", "rc": "InvalidPromptEncoding"}', "invalid_prompt_encoding"),
     ):
         with scripted_api((status, body)) as (native_url, api):
             answer = post_before(stack, native_url)
         assert get_error(answer)["code"] == code
         assert len(api.seen) == 1
+
+
+def test_a_defect_while_waiting_cancels_and_is_not_retried(stack: FrontStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: object) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(completions, "wait_for_reply", fail)
+    stack.horde.take_nothing()
+    answer = stack.post(build_body())
+    request_id = answer.headers["x-horde-request-id"]
+    error = get_error(answer)
+    assert (answer.status_code, error["code"], error["metadata"]) == (500, "internal_error", {"request_id": request_id})
+    assert answer.headers["x-should-retry"] == "false"
+    await_cancelled(request_id)
 
 
 def test_statuses_that_make_no_sense_are_read_again(stack: FrontStack) -> None:

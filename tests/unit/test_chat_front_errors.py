@@ -14,6 +14,7 @@ from horde.oai.errors import (
     WaitDetails,
     WaitFailed,
     WaitFailure,
+    build_defect,
     build_snake_case,
 )
 
@@ -125,6 +126,8 @@ ROWS: list[tuple[int, str | None, str, int, str, str | None]] = [
     (503, "ChatImageStorageUnavailable", "m", 503, "image_storage_unavailable", None),
     (500, None, "m", 502, "upstream_error", None),
     (501, "SomethingNew", "m", 502, "upstream_error", None),
+    (408, "SomethingNew", "m", 502, "upstream_error", None),  # SDKs would repeat it as if the client had been slow
+    (409, "SomethingNew", "m", 502, "upstream_error", None),
     (418, "SomethingNewHere", "m", 418, "something_new_here", None),
 ]
 
@@ -176,6 +179,13 @@ def test_retry_after_is_passed_on() -> None:
     assert refuse(429, None).answer.headers == {}
     maintenance = refuse(400, "MaintenanceMode").answer
     assert maintenance.headers == {"Retry-After": "60", "x-should-retry": "false"}
+
+
+def test_a_defect_names_its_request_and_discourages_another_try() -> None:
+    assert build_defect(None).build_body()["error"].keys() == {"message", "type", "param", "code"}
+    queued = build_defect("id")
+    assert (queued.status, queued.code, queued.metadata) == (500, "internal_error", {"request_id": "id"})
+    assert queued.headers == {"x-should-retry": "false"}
 
 
 def test_a_new_try_is_discouraged_where_it_would_not_help() -> None:

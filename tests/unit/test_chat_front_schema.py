@@ -114,6 +114,8 @@ def test_25_both_names_of_the_token_limit_may_agree() -> None:
     assert forward(max_tokens=64, max_completion_tokens=64) == {"max_tokens": 64, "max_completion_tokens": 64}
     assert parse(max_completion_tokens=64).token_limit_key == "max_completion_tokens"
     assert parse(max_tokens=64).token_limit_key == "max_tokens"
+    assert parse().token_limit_key == "max_tokens"
+    assert parse(max_tokens=None, max_completion_tokens=64).token_limit_key == "max_completion_tokens"
 
 
 def test_15_a_list_takes_the_place_of_the_model() -> None:

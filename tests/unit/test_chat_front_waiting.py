@@ -260,6 +260,7 @@ def test_82_fail_fast_refuses_at_the_first_reading() -> None:
     failed = too_long.fail()
     assert (failed.kind, failed.details.wait_time) == (WaitFailure.FAIL_FAST_WAIT, 541)
     assert too_long.native.cancel_count == 1
+    assert Scene(RUNNING | {"wait_time": 541}, is_fail_fast=True).fail().kind is WaitFailure.FAIL_FAST_WAIT
 
 
 def test_fail_fast_is_not_asked_again() -> None:

@@ -129,6 +129,8 @@ def test_the_settings_of_the_store() -> None:
         ("HORDE_OAI_SUBMIT_ATTEMPTS", "0"),
         ("HORDE_OAI_MAX_OPEN_REQUESTS", "many"),
         ("HORDE_OAI_MODELS_CACHE_SECONDS", "-1"),
+        ("HORDE_OAI_CORS_ORIGINS", "https://a.example, https://b.example/"),
+        ("HORDE_OAI_CORS_ORIGINS", "a.example"),
         ("HORDE_OAI_SHUTDOWN_SECONDS", "x"),
         ("HORDE_OAI_METRICS_PORT", "-1"),
         ("HORDE_LOG_LEVEL", "LOUD"),

@@ -141,6 +141,14 @@ def test_with_a_list_of_models_text_without_one_waits_for_the_reply() -> None:
     assert relay.finish(reply("Blue.")).content == "Blue."
 
 
+def test_the_first_entry_of_an_attempt_names_the_model_and_the_worker_of_all() -> None:
+    relay = make_relay(model=None)
+    sources = [relay.feed([part])[0].source for part in (entry(1, "Blue"), entry(2, " or", model=None), entry(3, ".", worker=""))]
+    assert sources == [Source(FIRST, MODEL)] * 3
+    relay.feed([ended()])
+    assert relay.feed([second(1, "Blue or.", model="b/model"), second(2, " Red")])[0].source == Source(SECOND, "b/model")
+
+
 def test_with_a_list_of_models_text_that_names_its_model_is_sent() -> None:
     assert join(make_relay(model=None).feed([entry(1, "Blue")])) == "Blue"
 
