@@ -28,7 +28,8 @@ logger = get_logger(__name__)
 
 MAX_CHAT_PROGRESS_ENTRIES: Final = 1000  # a generation's posts; one a second outlasts any reader
 CHAT_PROGRESS_BYTES_PER_TOKEN: Final = 16  # a token is a few characters of at most four bytes
-CHAT_PROGRESS_LEASE_GRACE_SECONDS: Final = 90  # past the job's lease, so that the 60 s tick of its abort still finds it
+STALE_JOBS_PERIOD_SECONDS: Final = 60  # how often jobs past their lease are aborted
+CHAT_PROGRESS_LEASE_GRACE_SECONDS: Final = 90  # past the job's lease, so that the pass that aborts it still finds it
 CHAT_PROGRESS_STREAM_TTL_SECONDS: Final = 900  # from the last entry: the longest reader plus 300 s for a stalled one
 CHAT_PROGRESS_STREAM_MAX_ENTRIES: Final = 4000  # every attempt a request gets; trimmed roughly
 # More than any job may post in all. What is larger is refused by its size, without a copy of it in Redis.
@@ -225,6 +226,9 @@ local last = tonumber(lease.seq or 0)
 local ttl, cap = tonumber(lease.job_ttl), tonumber(lease.lease_cap)
 local previous_ttl = ttl
 local is_fake, is_cancelled = lease.fake == '1', lease.cancelled == '1'
+local age = math.floor((now - tonumber(lease.started)) * 1000 + 0.5) / 1000
+-- No pass aborts a fake, so its lease outlives what a real job's can.
+if is_fake and not is_cancelled and age > ttl + {STALE_JOBS_PERIOD_SECONDS} then return {{'{PostOutcome.NO_LEASE}'}} end
 
 local function answer(outcome, accepted, renewal)
     return {{outcome, accepted, is_cancelled and 1 or 0, is_fake and 1 or 0, lease.trusted == '1' and 1 or 0, renewal, ttl,
@@ -257,7 +261,6 @@ if not is_fake then
 end
 
 local renewal = ''
-local age = math.floor((now - tonumber(lease.started)) * 1000 + 0.5) / 1000
 if not is_cancelled and age <= ttl then
     local renewed = math.min(math.ceil(age + tonumber(ARGV[8])), cap)
     if ttl >= cap then

@@ -27,6 +27,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session
 
+from horde.chat_progress import STALE_JOBS_PERIOD_SECONDS
 from horde.classes.base.kudos import KudosReservation, upfront_hold_id
 from horde.classes.base.processing_generation import ProcessingGeneration
 from horde.classes.base.stats import TextGenState, TextGenStatistic
@@ -52,8 +53,6 @@ from horde.database.text_functions import TEXT_FAMILY, ClaimedRequest
 from horde.database.text_requests import has_pending_jobs
 from horde.database.users import charge_shared_key
 from horde.db import insert_rows, table_of
-
-STALE_JOBS_PERIOD_SECONDS = 60  # how often jobs past their lease are aborted
 
 jobs = table_of(TextProcessingGeneration)
 requests = table_of(TextWaitingPrompt)

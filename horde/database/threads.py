@@ -15,6 +15,7 @@ from sqlalchemy import ColumnElement, and_, delete, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from horde import chat_signal, clock, metrics, model_reference
+from horde.chat_progress import STALE_JOBS_PERIOD_SECONDS
 from horde.chat_signal import ChatEvent
 from horde.classes.base.kudos import upfront_hold_id
 from horde.classes.base.processing_generation import ProcessingGeneration
@@ -40,7 +41,7 @@ from horde.database.stats import (
     publish_totals,
 )
 from horde.database.text_functions import TEXT_FAMILY, list_unclassified_requests
-from horde.database.text_jobs import STALE_JOBS_PERIOD_SECONDS, JobFacts, fault_job, find_job
+from horde.database.text_jobs import JobFacts, fault_job, find_job
 from horde.database.text_queue import list_queue_rows, publish_queue
 from horde.database.text_requests import has_pending_jobs
 from horde.database.workers import (

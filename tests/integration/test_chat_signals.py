@@ -80,6 +80,33 @@ def test_a_reply_is_told_and_then_the_end(horde: ChatHorde, subscriber: Redis) -
     assert "MARKER-7f3a" not in str(heard)
 
 
+@pytest.mark.parametrize("way", ["reply", "fault", "cancel", "expiry"])
+def test_replies_to_fakes_are_in_no_count(horde: ChatHorde, subscriber: Redis, way: str) -> None:
+    request_id, job = horde.serve()
+    worker_id = make_worker(horde.owner_id)
+    make_job(UUID(request_id), worker_id, fake=True, generation="nobody's")
+    for _ in range(2 if way == "fault" else 0):
+        make_job(UUID(request_id), worker_id, faulted=True)
+    with listening(subscriber, request_id) as heard:
+        if way == "reply":
+            assert horde.reply(job["id"]).status_code == 200
+        elif way == "fault":
+            assert horde.fault(job["id"]).status_code == 200
+        elif way == "cancel":
+            assert horde.cancel(request_id).status_code == 200
+        else:
+            with transaction() as session:
+                session.execute(update(WaitingPrompt).values(expiry=utcnow() - timedelta(seconds=1)))
+            threads.check_waiting_prompts()
+    expected = {
+        "reply": [("generation", 1), ("done", 1)],
+        "fault": [("faulted", 0)],
+        "cancel": [("cancelled", 0)],
+        "expiry": [("faulted", 0)],
+    }
+    assert heard.events == expected[way]
+
+
 def test_a_refused_reply_and_a_first_fault_tell_nothing(horde: ChatHorde, subscriber: Redis) -> None:
     request_id, job = horde.serve()
     with listening(subscriber, request_id) as heard:

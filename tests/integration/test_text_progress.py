@@ -17,6 +17,7 @@ from horde import chat_progress, db, redis_ctrl
 from horde.classes.base.processing_generation import ProcessingGeneration
 from horde.classes.base.user import User, hash_api_key
 from horde.classes.base.waiting_prompt import WaitingPrompt
+from horde.classes.kobold.processing_generation import LeaseWriting, renew_text_job_lease
 from horde.clock import utcnow
 from horde.database import threads, users
 from horde.db import transaction
@@ -499,6 +500,16 @@ def test_a_deadline_that_could_not_be_written_is_written_by_the_next_post(
     assert renewals.read() == [({"horde.outcome": "granted", "horde.worker_trusted": False}, 1)]
 
 
+def test_a_deadline_never_moves_back(horde: ChatHorde, redis: Redis) -> None:
+    """Of two posts in two processes the later may be written first."""
+    request_id, job = horde.serve(stream=True)
+    for seconds, written in ((190, LeaseWriting.WRITTEN), (180, LeaseWriting.UNCHANGED), (190, LeaseWriting.UNCHANGED)):
+        with db.single_statement() as session:
+            assert renew_text_job_lease(session, job_id=UUID(job["id"]), job_ttl=seconds) is written
+        assert get_job(job["id"]).job_ttl == 190
+    assert (read_stream(redis, request_id), redis.exists(f"horde:chat:lease:{job['id']}")) == ([], 1)
+
+
 def test_a_deadline_moved_further_by_another_post_is_not_taken_back(horde: ChatHorde, redis: Redis) -> None:
     _, job = horde.serve(stream=True)
     key = f"horde:chat:lease:{job['id']}"
@@ -625,6 +636,18 @@ def test_a_fake_past_its_lease_looks_aborted(horde: ChatHorde, redis: Redis, fak
     assert not get_job(fake_job).faulted
 
 
+def test_a_fakes_posts_end_when_a_real_jobs_do(horde: ChatHorde, redis: Redis, fake_job: str) -> None:
+    """The pass that aborts a lapsed job comes within a minute. It leaves a fake alone, whose lease is there for 30 s more."""
+    age_job(redis, fake_job, 150 + 55)
+    assert horde.post_progress(fake_job).status_code == 200
+    age_job(redis, fake_job, 15)
+    assert redis.exists(f"horde:chat:lease:{fake_job}")
+    for seq in (1, 2):
+        assert refused(horde.post_progress(fake_job, seq)) == (404, "ChatJobAborted")
+    horde.cancel(read_lease(redis, fake_job)["request"])  # that of a real one is kept to tell of the cancel
+    assert horde.post_progress(fake_job, 2).json == {"accepted_seq": 2, "cancelled": True}
+
+
 def test_a_fakes_late_reply_is_refused_like_a_real_one(horde: ChatHorde, redis: Redis, fake_job: str) -> None:
     age_job(redis, fake_job, 190)  # a real one may be submitted until the clean-up has come by
     assert horde.reply(fake_job).status_code == 200
@@ -651,3 +674,20 @@ def test_a_stale_abort_counts_and_takes_the_generation_back(horde: ChatHorde, re
     assert aborts.read() == [({"horde.worker_trusted": True, "horde.chat": True}, 1)]
     assert get_worker(get_job(job["id"]).worker_id).aborted_jobs == 1
     assert horde.status(request_id)["waiting"] == 1
+
+
+def test_a_stale_abort_is_counted_by_its_owners_trust(untrusted: ChatHorde, redis: Redis) -> None:
+    aborts = Counting(ABORTS)
+    _, job = untrusted.serve()
+    age_job(redis, job["id"], 151)
+    assert threads.abort_stale_jobs() == 1
+    assert aborts.read() == [({"horde.worker_trusted": False, "horde.chat": True}, 1)]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_reply_after_the_deadline_and_before_the_abort_is_taken(horde: ChatHorde, redis: Redis, stream: bool) -> None:
+    request_id, job = horde.serve(stream=stream)
+    age_job(redis, job["id"], 205)
+    assert horde.reply(job["id"]).json["reward"] > 0
+    assert threads.abort_stale_jobs() == 0
+    assert (horde.status(request_id)["finished"], horde.status(request_id)["restarted"]) == (1, 0)
