@@ -143,6 +143,21 @@ def test_an_error_is_readable_and_the_message_can_be_sent_again(page: Page, stac
     assert page.evaluate("document.querySelectorAll('.turn').length") == 2
 
 
+def test_a_key_that_cannot_be_sent_is_named_as_the_fault(page: Page) -> None:
+    page.fill("#key", "“no-key”")
+    shown = ask_and_wait(page, "The sky?")
+    assert "Code invalid_api_key." in shown
+    assert "Check the key" in shown
+
+
+def test_whoever_tries_again_with_the_keyboard_goes_on_with_the_next_message(page: Page) -> None:
+    ask_and_wait(page, "fail")
+    page.evaluate("document.querySelector('.again').focus()")
+    page.press("Enter")
+    page.wait_for(IS_IDLE)
+    assert page.focused() == "message"
+
+
 def test_a_failed_reply_tells_its_request_and_is_no_part_of_the_conversation(page: Page, stack: Stack) -> None:
     shown = ask_and_wait(page, "fail")
     assert "Code generation_failed." in shown
@@ -184,6 +199,10 @@ def test_values_out_of_range_are_refused_before_they_are_sent(page: Page, stack:
     assert page.evaluate("document.querySelector('#turns').childElementCount") == 0
     assert page.focused() == "max-tokens"
     assert len(stack.worker.payloads) == before
+    page.fill("#max-tokens", "64")
+    page.fill("#temperature", "0.25")
+    ask_and_wait(page, "The sky?")
+    assert stack.worker.payloads[-1]["temperature"] == 0.25
 
 
 def test_shift_and_enter_begin_a_line(page: Page, stack: Stack) -> None:

@@ -73,6 +73,9 @@ async function* readEvents(body) {
 }
 
 async function* complete(body, key, signal) {
+  if (!/^[\x21-\x7e]+$/.test(key)) { // the browser would refuse the header, and not say why
+    throw new Failure({ message: "The API key holds characters that no key has.", code: "invalid_api_key", status: 401 });
+  }
   const response = await request("v1/chat/completions", {
     method: "POST",
     headers: { "Content-Type": "application/json", Authorization: `Bearer ${key}` },
@@ -145,6 +148,7 @@ function showFailure(view, failure, exchange) {
   again.type = "button";
   again.addEventListener("click", () => {
     if (running) return;
+    page.message.focus(); // the button goes away
     exchange.views.forEach((turn) => turn.remove());
     exchanges = exchanges.filter((other) => other !== exchange);
     ask(exchange.asked);
