@@ -19,12 +19,33 @@ from horde import metrics
 from horde.oai.errors import ErrorAnswer
 
 MAX_EARLY_BYTES: Final = 64 * 1024  # of next requests, while one is served
+MAX_SMALL_PIECES: Final = 4096  # of a body, while they hold less than the following on average
+SMALL_PIECE_BYTES: Final = 32
 HEAD_SECONDS: Final = 20.0  # for whole headers, and for what a client still sends of a body that was answered
 _INVALID: Final = ErrorAnswer(status=400, code="invalid_http", message="This is not a valid HTTP request.")
 _INCOMPLETE: Final = ErrorAnswer(
     status=400, code="incomplete_headers", message="The headers of the request did not arrive in time."
 )
 _WHOLE: Final = frozenset({h11.DONE, h11.MUST_CLOSE})  # states of a client that has sent its request
+
+
+class _StrictReader(h11.Connection):
+    """Refuses what costs far more to read than to send, and a body of two lengths, which a proxy may read differently."""
+
+    _pieces = _bytes = 0  # of the present body
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._pieces = self._bytes = 0
+            if {b"content-length", b"transfer-encoding"} <= {name for name, _ in event.headers}:
+                raise h11.RemoteProtocolError("a body of two lengths")
+        elif isinstance(event, h11.Data):
+            self._pieces += 1
+            self._bytes += len(event.data)
+            if self._pieces > MAX_SMALL_PIECES and self._bytes < self._pieces * SMALL_PIECE_BYTES:
+                raise h11.RemoteProtocolError("a body in crumbs")
+        return event
 
 
 class FrontConnection(H11Protocol):
@@ -36,6 +57,7 @@ class FrontConnection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for a request."""
+        self.conn = _StrictReader(h11.SERVER)
         super().connection_made(transport)
         self._hold_to_time()
 

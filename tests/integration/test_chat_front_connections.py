@@ -14,11 +14,12 @@ import pytest
 
 from devtools.services import ServiceAddresses
 from horde.oai import connection
-from horde.oai.connection import MAX_EARLY_BYTES
+from horde.oai.connection import MAX_EARLY_BYTES, MAX_SMALL_PIECES
 from tests.integration._fake_chat_worker import start_anew
 from tests.integration.chat_front import PATIENCE_SECONDS, FrontStack, build_body, run_front, run_front_stack, wait_until
 from tests.integration.test_chat_front_waiting import await_cancelled, await_request_id
 
+CHUNKED = b"POST /v1/chat/completions HTTP/1.1\r\nHost: front\r\napikey: k\r\nTransfer-Encoding: chunked\r\n\r\n"
 HEALTH = b"GET /health HTTP/1.1\r\nHost: front\r\n\r\n"
 
 
@@ -111,8 +112,13 @@ def test_more_early_bytes_than_are_kept_end_the_connection(stack: FrontStack) ->
         b"POST /v1/chat/completions HTTP/1.1\r\nHost: front\r\nContent-Length: 4\r\nContent-Length: 5\r\n\r\n",
         b"POST /v1/chat/completions HTTP/1.1\r\nHost: front\r\napikey: k\r\nTransfer-Encoding: chunked\r\n\r\nZ\r\n",
         b"GET /health HTTP/1.1\r\nHost: front\r\nX-" + b"a" * 100_000,
+        CHUNKED.replace(b"Transfer", b"Content-Length: 3\r\nTransfer") + b"3\r\n{}\n\r\n0\r\n\r\n",
+        CHUNKED + b"1\r\n \r\n" * (MAX_SMALL_PIECES + 1),
     ],
-    ids=["another protocol", "raw utf-8 path", "negative length", "two lengths", "no chunk", "endless header"],
+    ids=[
+        *("another protocol", "raw utf-8 path", "negative length", "two lengths", "no chunk", "endless header"),
+        *("a length and chunks", "crumbs"),
+    ],
 )
 def test_what_is_no_http_is_refused_in_json(stack: FrontStack, sent: bytes) -> None:
     with connect(stack.url) as client:
@@ -123,6 +129,12 @@ def test_what_is_no_http_is_refused_in_json(stack: FrontStack, sent: bytes) -> N
     assert b"x-request-id: req_" in head
     error = json.loads(body)["error"]
     assert (error["code"], error["type"], error["param"]) == ("invalid_http", "invalid_request_error", None)
+
+
+def test_a_body_in_some_small_chunks_is_read(stack: FrontStack) -> None:
+    with connect(stack.url) as client:
+        client.sendall(CHUNKED + b"1\r\n \r\n" * 1000 + b"2\r\n{}\r\n0\r\n\r\n")
+        assert b'"param":"model","code":"missing_required_parameter"' in read_until(client, b"}}")
 
 
 def test_what_is_no_chunk_behind_an_answer_ends_the_connection(stack: FrontStack, caplog: pytest.LogCaptureFixture) -> None:
