@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Before anything defines a model class: it keeps 500 modules of logfire (through horde_sdk) out of each process.
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "logfire-plugin")
@@ -15,6 +16,10 @@ from devtools.services import ServiceAddresses
 from tests import services
 
 TESTS = Path(__file__).resolve().parent
+
+# A busy machine makes examples slow, which says nothing about what is tested.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 def is_first_process(config: pytest.Config) -> bool:

@@ -306,6 +306,24 @@ def test_fr_33_keys_and_conversations_stay_private(stack: FrontStack) -> None:
         assert secret not in lines
 
 
+def test_a_client_s_own_name_of_its_request_is_logged_and_its_platform_s_headers_are_ignored(stack: FrontStack) -> None:
+    heard, own = _Lines(), logging.getLogger("horde")
+    level = own.level
+    own.addHandler(heard)
+    own.setLevel(logging.INFO)
+    ignored = {"openai-organization": "org-MARK", "openai-project": "MARK", "openai-beta": "MARK=v2", "api-version": "MARK"}
+    more = {"x-stainless-lang": "MARK", "http-referer": "https://MARK", "x-title": "MARK", "x-client-request-id": "trace-17"}
+    try:
+        answer = stack.post(build_body(model="nobody/knows"), **ignored, **more)
+        lines = wait_until(lambda: [line for line in heard.lines if '"trace-17"' in line])
+    finally:
+        own.removeHandler(heard)
+        own.setLevel(level)
+    assert (answer.status_code, get_error(answer)["code"]) == (404, "model_not_found")
+    assert answer.headers["x-request-id"] in lines[0]
+    assert "MARK" not in "\n".join(heard.lines)
+
+
 def test_fr_42_a_byte_order_mark_is_served_and_other_encodings_are_not(stack: FrontStack) -> None:
     _, completion = serve(stack, b"\xef\xbb\xbf" + json.dumps(build_body()).encode())
     assert completion["choices"][0]["message"]["content"] == "Blue."

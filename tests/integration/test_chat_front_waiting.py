@@ -34,6 +34,7 @@ from tests.integration.chat_front import (
     run_native,
     wait_until,
 )
+from tests.integration.instruments import Counting
 from tests.integration.text_horde import count_rows, get_request, require_worker
 
 EVENTS = (False, True)
@@ -430,13 +431,26 @@ HTML = b"<html><body>Bad Gateway</body></html>"
 
 @pytest.mark.parametrize("lost", [None, (502, HTML), (503, b'{"message": "no rc"}'), (504, b"")])
 def test_a_submit_whose_answer_is_lost_is_repeated_with_the_same_key(stack: FrontStack, lost: tuple[int, bytes] | None) -> None:
+    retries = Counting("horde.oai.submit_retries")
     with scripted_api(lost, ACCEPTED, DONE) as (native_url, api):
         answer = post_before(stack, native_url)
     assert answer.status_code == 200, answer.text
+    assert retries.read() == [({"outcome": "recovered"}, 1)]
     submits = [body for method, _, _, body in api.seen if method == "POST"]
     assert len(submits) == 2
     assert submits[0] == submits[1]
     assert json.loads(submits[0])["horde"]["operation_key"]
+
+
+def test_a_submit_that_is_never_answered_is_given_up_after_three_attempts(stack: FrontStack) -> None:
+    retries = Counting("horde.oai.submit_retries")
+    with scripted_api(None, (504, HTML), None, ACCEPTED) as (native_url, api):
+        answer = post_before(stack, native_url)
+    assert (answer.status_code, get_error(answer)["code"]) == (502, "upstream_unavailable")
+    submits = [body for *_, body in api.seen]
+    assert len(submits) == 3
+    assert len(set(submits)) == 1
+    assert retries.read() == [({"outcome": "failed"}, 1)]
 
 
 def test_a_definite_refusal_is_not_repeated(stack: FrontStack) -> None:
@@ -524,6 +538,18 @@ def test_headers_of_the_native_calls(stack: FrontStack) -> None:
             assert headers["client-agent"] == "mine:1:me"
             assert headers.get("proxy-authorization") == (passkey or None)
             assert headers.get("proxied-for") == expected
+
+
+def test_the_model_list_is_read_for_nobody_in_particular(stack: FrontStack) -> None:
+    with scripted_api((200, b"[]")) as (native_url, api):
+        config = replace(stack.config, native_url=native_url, proxy_passkey="pass", client_agent="front:1:me")
+        with run_front(config) as url, build_client(url) as client:
+            listed = client.get("/v1/models?limit=1", headers={"authorization": "Bearer k", "client-agent": "mine:1:me"})
+    assert listed.json() == {"object": "list", "data": []}
+    ((method, path, headers, _),) = api.seen
+    assert (method, path) == ("GET", "/api/v2/status/models?type=text&chat=true")
+    assert (headers["client-agent"], headers["proxy-authorization"]) == ("front:1:me", "pass")
+    assert not {"apikey", "proxied-for", "authorization"} & headers.keys()
 
 
 def test_a_front_that_is_ended_says_so_and_cancels(stack: FrontStack) -> None:
