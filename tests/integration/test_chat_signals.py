@@ -21,7 +21,7 @@ from horde.clock import utcnow
 from horde.database import threads
 from horde.database.stats import stop_waiting_requests
 from horde.db import transaction
-from tests.integration._fake_chat_worker import ChatHorde, chat_horde, start_anew
+from tests.integration._fake_chat_worker import MODEL, ChatHorde, chat_horde, start_anew
 from tests.integration.instruments import Counting
 from tests.integration.rows import find_request, make_job, make_worker
 
@@ -105,6 +105,23 @@ def test_replies_to_fakes_are_in_no_count(horde: ChatHorde, subscriber: Redis, w
         "expiry": [("faulted", 0)],
     }
     assert heard.events == expected[way]
+
+
+def test_the_end_of_a_fake_is_not_told(horde: ChatHorde, subscriber: Redis) -> None:
+    horde.take_nothing()
+    request_id = horde.queue(stream=True)
+    worker_id = make_worker(horde.owner_id)
+    replied, *faulted = [
+        str(make_job(UUID(request_id), worker_id, fake=True, model=MODEL, assigned_model=MODEL)) for _ in range(4)
+    ]
+    with listening(subscriber, request_id) as heard:
+        assert horde.reply(replied).json["reward"] > 0
+        for job_id in faulted:
+            assert horde.fault(job_id).json == {"reward": 0.0}
+        threads.check_waiting_prompts()
+    assert heard == []
+    status = horde.status(request_id)
+    assert (status["done"], status["faulted"], status["waiting"], status["finished"]) == (False, False, 1, 0)
 
 
 def test_a_refused_reply_and_a_first_fault_tell_nothing(horde: ChatHorde, subscriber: Redis) -> None:
