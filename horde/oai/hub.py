@@ -345,12 +345,13 @@ def parse_notice(text: str) -> ChatNotice | None:
     """A completion signal; None for what is none."""
     try:
         body = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    if not isinstance(body, dict) or body.get("event") not in _OUTCOMES:
+    event = body.get("event") if isinstance(body, dict) else None
+    if not isinstance(event, str) or event not in _OUTCOMES:
         return None
     reason, rc = body.get("fault_reason"), body.get("fault_rc")
-    return ChatNotice(NoticeKind(body["event"]), reason if isinstance(reason, str) else None, rc if isinstance(rc, str) else None)
+    return ChatNotice(NoticeKind(event), reason if isinstance(reason, str) else None, rc if isinstance(rc, str) else None)
 
 
 class _StreamGroup:

@@ -103,7 +103,8 @@ def test_a_signal_is_heard_with_its_reason(url: str, client: Redis) -> None:
 def test_signals_of_others_and_nonsense_are_not_heard(url: str, client: Redis) -> None:
     async def play(hub: RedisHub) -> None:
         async with hub.subscribe("a", with_progress=False) as subscription, hub.subscribe("b", with_progress=False) as other:
-            for text in ("no JSON", "[]", "{}", '{"event": 1}', '{"event": "reconnected"}', '{"event": "lost"}'):
+            shapes = ("[]", "{}", '{"event": 1}', '{"event": []}', '{"event": {}}', "[" * 100_000)
+            for text in ("no JSON", *shapes, '{"event": "reconnected"}', '{"event": "lost"}'):
                 client.publish("horde:chat:a", text)
             publish(client, "b", "done")
             assert (await hear(other)).kind is NoticeKind.DONE
