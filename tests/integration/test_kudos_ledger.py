@@ -5,7 +5,7 @@ Most tests commit for real, since they are about what other connections see. Eac
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -16,7 +16,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Engine, event, select, text, update
-from sqlalchemy.orm import Session
 
 from devtools.services import ServiceAddresses
 from horde import db, redis_ctrl
@@ -50,6 +49,7 @@ from horde.database.kudos import (
 )
 from horde.database.migrate import migrate
 from horde.db import transaction
+from tests.integration.statements import count_statements
 from tests.services import make_database
 
 TRUST_THRESHOLD = 100
@@ -653,23 +653,6 @@ class crashing_at:  # noqa: N801  reads as a statement
         words = statement.split()
         if words[0] in {"INSERT", "UPDATE"} and self.table in words[1:3]:
             raise Crash
-
-
-def count_statements(session: Session, work: Callable[[], object]) -> int:
-    """How many statements `work` sends."""
-    session.connection()  # the transaction has begun
-    seen: list[str] = []
-
-    def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:
-        seen.append(statement)
-
-    engine = db.require_engine()
-    event.listen(engine, "before_cursor_execute", note)
-    try:
-        work()
-    finally:
-        event.remove(engine, "before_cursor_execute", note)
-    return len(seen)
 
 
 def test_a_released_hold_keeps_its_row() -> None:

@@ -15,8 +15,7 @@ from uuid import UUID, uuid4
 
 import pytest
 from flask.testing import FlaskClient
-from sqlalchemy import event, select, text
-from sqlalchemy.orm import Session
+from sqlalchemy import select, text
 from werkzeug.test import TestResponse
 
 from devtools.services import ServiceAddresses
@@ -43,6 +42,7 @@ from horde.database.users import (
     set_role,
 )
 from horde.db import transaction
+from tests.integration.statements import count_statements
 from tests.services import make_database
 
 serial = count(1)
@@ -720,23 +720,6 @@ def set_raid(raid: bool) -> None:
         session.execute(
             text("INSERT INTO settings (raid, invite_only, maintenance) VALUES (:raid, false, false)"), {"raid": raid}
         )
-
-
-def count_statements(session: Session, work: Callable[[], object]) -> int:
-    """How many statements `work` sends."""
-    session.connection()  # the transaction has begun
-    seen: list[str] = []
-
-    def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:
-        seen.append(statement)
-
-    engine = db.require_engine()
-    event.listen(engine, "before_cursor_execute", note)
-    try:
-        work()
-    finally:
-        event.remove(engine, "before_cursor_execute", note)
-    return len(seen)
 
 
 def test_ids_are_those_of_the_columns() -> None:

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+"""Counting what is sent to Postgres."""
+
+from collections.abc import Callable
+
+from sqlalchemy import event
+from sqlalchemy.orm import Session
+
+from horde import db
+
+
+def count_statements(session: Session, work: Callable[[], object]) -> int:
+    """How many statements `work` sends."""
+    session.connection()  # the transaction has begun
+    seen: list[str] = []
+
+    def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        seen.append(statement)
+
+    engine = db.require_engine()
+    event.listen(engine, "before_cursor_execute", note)
+    try:
+        work()
+    finally:
+        event.remove(engine, "before_cursor_execute", note)
+    return len(seen)
