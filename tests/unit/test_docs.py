@@ -146,6 +146,14 @@ def list_app_routes() -> set[tuple[str, str]]:
     }
 
 
+def test_what_the_bridge_warns_of_is_explained() -> None:
+    page = (DOCS / "how-to" / "serve-jobs-with-the-bridge.md").read_text()
+    code = "".join(path.read_text() for path in CODE if path.parent.name == "bridge")
+    events = set(re.findall(r'logger\.(?:warning|error)\(\s*"horde\.bridge\.(\w+)"', code))
+    assert len(events) > 10
+    assert {event for event in events if not re.search(rf"`(horde\.bridge\.)?{event}`", page)} == set()
+
+
 def test_every_route_is_documented_and_no_other() -> None:
     rows = [row for row in iter_rows((REFERENCE / "routes.md").read_text()) if "Path" in row]
     documented = [(method, read_codes(row["Path"])[0]) for row in rows for method in row["Method"].split(", ")]
