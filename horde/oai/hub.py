@@ -286,7 +286,7 @@ class _Signals:
                     logger.info("horde.oai.signals_back")
                 was_lost = False
                 await self._listen(connection)
-            except (RedisError, OSError, TimeoutError) as error:
+            except Exception as error:  # noqa: BLE001  whatever it was: a listener that ends leaves every request deaf
                 if not was_lost:  # once, not every second
                     logger.warning("horde.oai.signals_lost", extra={"error_class": type(error).__name__})
                 was_lost = True
@@ -424,7 +424,7 @@ class _StreamGroup:
                 while True:
                     await self._read(connection)
                     failures = 0
-            except (RedisError, OSError, TimeoutError) as error:
+            except Exception as error:  # noqa: BLE001  whatever it was: a reader that ends takes its streams with it
                 failures += 1
                 if failures == 2:  # an idle connection may have been closed at any time
                     logger.warning("horde.oai.progress_lost", extra={"error_class": type(error).__name__})

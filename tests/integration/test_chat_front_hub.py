@@ -113,6 +113,35 @@ def test_signals_of_others_and_nonsense_are_not_heard(url: str, client: Redis) -
     on_hub(url, play)
 
 
+@pytest.mark.parametrize("name", ["parse_notice", "parse_progress_entry"])
+def test_what_nobody_foresaw_ends_no_listener(url: str, client: Redis, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    request_id = str(uuid4())
+    parse, failed = getattr(hub_module, name), []
+
+    def fail_once(received: Any) -> Any:
+        if not failed:
+            failed.append(received)
+            raise RuntimeError("nobody foresaw this")
+        return parse(received)
+
+    monkeypatch.setattr(hub_module, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(hub_module, name, fail_once)
+
+    async def play(hub: RedisHub) -> None:
+        async with hub.subscribe(request_id, with_progress=True) as subscription:
+            publish(client, request_id, "generation")
+            add_entry(client, request_id, 1, "Blue")
+            if name == "parse_notice":
+                assert (await hear(subscription)).kind is NoticeKind.LOST
+                assert (await hear(subscription)).kind is NoticeKind.RECONNECTED
+                publish(client, request_id, "done")
+                assert (await hear(subscription)).kind is NoticeKind.DONE
+            assert [entry.content for entry in await take(subscription, 1)] == ["Blue"]
+        assert failed
+
+    on_hub(url, play)
+
+
 def test_two_that_wait_for_one_request_hear_the_same(url: str, client: Redis) -> None:
     async def play(hub: RedisHub) -> None:
         async with hub.subscribe("a", with_progress=True) as first:
