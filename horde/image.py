@@ -20,7 +20,15 @@ from horde import metrics
 from horde.chat_contract import MAX_CHAT_IMAGE_BYTES
 from horde.exceptions import ServiceUnavailable
 from horde.helper_process import HelperPool, HelperUnavailable
-from horde.outbound import INTERNET, AddressRefused, AnswerTooLong, Network, OutboundFailed, send_public_request
+from horde.outbound import (
+    INTERNET,
+    MAX_URL_CHARACTERS,
+    AddressRefused,
+    AnswerTooLong,
+    Network,
+    OutboundFailed,
+    send_public_request,
+)
 from horde.return_codes import ReturnCode
 
 MAX_REDIRECT_COUNT: Final = 3
@@ -73,9 +81,11 @@ def is_web_url(url: str) -> bool:
 def estimate_data_url_bytes(url: str) -> int | None:
     """The size of a data URL's content once decoded, by its length; None for a web address.
 
-    Raises ImageRefused with SourceImageUrlInvalid for a URL of another form.
+    Raises ImageRefused with SourceImageUrlInvalid for a URL of another form, and for a web address that nobody could ask.
     """
     if is_web_url(url):
+        if len(url) > MAX_URL_CHARACTERS:
+            raise _invalid(f"is a URL of more than {MAX_URL_CHARACTERS} characters")
         return None
     prefix = _DATA_URL.match(url)
     if prefix is None:

@@ -21,6 +21,7 @@ from urllib.parse import unquote, urlsplit
 import httpcore
 import httpx
 
+MAX_URL_CHARACTERS = 65_536  # as many as httpx reads; megabytes of a host cost minutes and gigabytes to normalise
 MAX_RESOLVING_COUNT = 32  # names looked up at a time; a name server that never answers holds a thread for a minute
 _NAT64 = IPv6Network("64:ff9b::/96")
 # Special-purpose networks that the standard library calls global, or only newer releases of it do not.
@@ -146,6 +147,8 @@ def send_public_request(
     Raises AddressRefused for an address that is not public, AnswerTooLong, OutboundFailed for every other reason.
     """
     deadline = time.monotonic() + total_seconds
+    if len(url) > MAX_URL_CHARACTERS:
+        raise OutboundFailed("The address is too long.")
     _refuse_odd_spelling(url, network)
     target = _parse_url(url)
     addresses = _require_public_addresses(target, network, deadline)

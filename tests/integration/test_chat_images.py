@@ -24,6 +24,7 @@ from horde.chat_contract import MAX_CHAT_IMAGE_BYTES, MAX_CHAT_IMAGE_TOTAL_BYTES
 from horde.classes.base.kudos import KudosReservation
 from horde.classes.base.stats import Filter
 from horde.classes.base.user import ANONYMOUS_KEY, UserRoleTypes
+from horde.classes.kobold._chat_objects import count_inlined_bytes
 from horde.classes.kobold.waiting_prompt import CHAT_IMAGE_DELETE_RETRY_KEY, TextWaitingPrompt, retry_chat_image_deletes
 from horde.database import caches
 from horde.db import require_engine, transaction
@@ -360,6 +361,23 @@ def test_the_stored_jpegs_are_held_to_the_same_total(horde: ChatHorde) -> None:
     assert (status, rc) == (400, "SourceImageSizeExceeded")
     assert "the encoded size passed the cap" in message
     assert horde.submit(messages=with_images(*urls), max_tokens=64, key=horde.owner_key).status_code == 202
+
+
+def test_what_a_worker_reads_stays_within_the_bound_of_a_body(horde: ChatHorde, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text that is sent within its bound may be six times as long as JSON."""
+    request_id = horde.queue(messages=with_images(PICTURE, PICTURE), max_tokens=64)
+    sizes = {key: len(r2.get_object(key)) for key in list_stored()}
+    size = count_inlined_bytes(get_messages(request_id), sizes)
+    start_anew()
+    horde.take_nothing(**SEES)
+    r2.delete_objects(list_stored())
+    monkeypatch.setattr(_chat_images, "MAX_CHAT_BODY_BYTES", size)
+    assert refuse(horde, PICTURE, PICTURE, PICTURE)[:2] == (413, "RequestTooLarge")
+    answer = horde.submit(messages=with_images(PICTURE, PICTURE, text="What is in these\u0001"), max_tokens=64)
+    assert (answer.status_code, answer.json["rc"]) == (413, "RequestTooLarge")
+    assert str(size + 5) in answer.json["message"]
+    check_nothing_left(horde)
+    assert horde.submit(messages=with_images(PICTURE, PICTURE), max_tokens=64).status_code == 202
 
 
 def test_an_image_is_refused_only_after_every_other_check(horde: ChatHorde, host: tuple[str, list[str]]) -> None:

@@ -21,7 +21,7 @@ from horde import image
 from horde.chat_contract import MAX_CHAT_IMAGE_BYTES
 from horde.exceptions import ServiceUnavailable
 from horde.image import ImageRefused, encode_chat_image, estimate_data_url_bytes, fetch_public_image, load_chat_image
-from horde.outbound import Network, resolve_host
+from horde.outbound import Network, PublicAnswer, resolve_host
 from horde.return_codes import ReturnCode
 
 RED, WHITE = (200, 0, 0), (255, 255, 255)
@@ -224,6 +224,22 @@ def test_a_file_that_the_library_would_run_a_program_for_runs_none(tmp_path: Any
     assert not mark.exists()
 
 
+def build_tiled_tiff(*, tile: tuple[int, int]) -> bytes:
+    """A grey picture of 16 pixels by the header, in one packed tile of any size."""
+    content = zlib.compress(bytes(tile[0] * tile[1]))
+    long, short = 4, 3
+    entries = [
+        *((256, long, 16), (257, long, 16), (258, short, 8), (259, short, 8), (262, short, 1), (277, short, 1)),
+        *((322, long, tile[0]), (323, long, tile[1]), (324, long, 8 + 2 + 10 * 12 + 4), (325, long, len(content))),
+    ]
+    directory = b"".join(struct.pack("<HHII", tag, kind, 1, value) for tag, kind, value in entries)
+    return b"II*\0" + struct.pack("<IH", 8, len(entries)) + directory + bytes(4) + content
+
+
+def test_a_tiled_tiff_is_read() -> None:
+    assert encode(build_tiled_tiff(tile=(16, 16))).size == (16, 16)
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -231,6 +247,7 @@ def test_a_file_that_the_library_would_run_a_program_for_runs_none(tmp_path: Any
         pytest.param(draw("1", "PNG", size=(30_000, 30_000)), id="decompression bomb"),
         pytest.param(draw("L", "GIF", size=(4000, 4000)), id="gif"),
         pytest.param(draw("1", "TIFF", size=(9000, 9000), compression="group4"), id="tiff"),
+        pytest.param(build_tiled_tiff(tile=(4096, 4096)), id="tiff of one huge tile"),
         pytest.param(b"RIFF\xff\xff\0\0WEBPVP8X\x0a\0\0\0" + bytes(4) + b"\xfe\x3f\0\xfe\x3f\0" + bytes(40), id="webp canvas"),
     ],
 )
@@ -315,6 +332,15 @@ def test_when_too_many_wait_the_horde_says_so(monkeypatch: pytest.MonkeyPatch) -
 
 def build_data_url(data: bytes, kind: str = "image/png") -> str:
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def test_a_web_address_has_a_longest_length() -> None:
+    longest = "http://a/".ljust(65_536, "x")
+    assert estimate_data_url_bytes(longest) is None
+    with pytest.raises(ImageRefused) as refused:
+        estimate_data_url_bytes(longest + "x")
+    assert refused.value.rc is INVALID
+    assert "65536" in refused.value.expectation
 
 
 @pytest.mark.parametrize("size", range(6))
@@ -506,6 +532,20 @@ def test_a_host_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("open_network")
+def test_a_fetch_is_bounded_in_bytes_and_in_time_by_phase_and_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def answer(_method: str, _url: str, **bounds: Any) -> PublicAnswer:
+        asked.append(bounds)
+        return PublicAnswer(200, {}, b"x")
+
+    monkeypatch.setattr(image, "send_public_request", answer)
+    fetch_public_image("http://pictures.example/", deadline=time.monotonic() + 100)
+    (bounds,) = asked
+    assert (bounds["phase_seconds"], bounds["max_bytes"]) == (2.0, 5 * 1024 * 1024)
+    assert 5 < bounds["total_seconds"] <= 10
+
+
 def test_what_is_left_of_a_requests_time_bounds_a_fetch(host: tuple[str, list[str]]) -> None:
     assert refusal_of(lambda: fetch(f"{host[0]}/picture", seconds=0)) is INVALID
     assert host[1] == []

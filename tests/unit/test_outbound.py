@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from horde import outbound
 from horde.outbound import AddressRefused, Network, OutboundFailed, PublicAnswer, is_public, resolve_host, send_public_request
 
 LOOPBACK = ip_address("127.0.0.1")
@@ -159,6 +160,15 @@ def test_an_address_of_another_form_fails(url: str) -> None:
         ask(url, loopback_network())
 
 
+def test_an_address_of_megabytes_fails_before_its_host_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of these characters becomes eighteen, at a cost that grows faster still."""
+    looked_at: list[str] = []
+    monkeypatch.setattr(outbound, "_refuse_odd_spelling", lambda url, _network: looked_at.append(url))
+    with pytest.raises(OutboundFailed, match="too long"):
+        ask("http://" + "\ufdfa" * 2_000_000, loopback_network())
+    assert looked_at == []
+
+
 def test_an_answer_over_the_bound_fails_and_an_unwanted_one_is_not_read(server: ThreadingHTTPServer) -> None:
     url = f"http://{HOST}:{server.server_port}/200"
     with pytest.raises(OutboundFailed):
@@ -199,6 +209,14 @@ def test_a_host_that_trickles_its_header_is_given_up_at_the_deadline() -> None:
         assert time.monotonic() - started_at < 2
         stopped.set()
         thread.join()
+
+
+def test_a_silent_host_is_given_up_after_the_time_of_a_phase() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        started_at = time.monotonic()
+        with pytest.raises(OutboundFailed):
+            ask(f"http://{HOST}:{silent.getsockname()[1]}/", loopback_network(), phase_seconds=0.2, total_seconds=60)
+        assert time.monotonic() - started_at < 30
 
 
 def test_a_resolver_that_does_not_answer_is_given_up_at_the_deadline() -> None:

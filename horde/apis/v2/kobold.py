@@ -220,7 +220,7 @@ class ChatAsyncGenerate(Resource):
             content = chatting.build_content(chat, sized, stored.id, worker_ids)
             generate.store(session, stored, content, now)
         chatting.count_adjustments(chat, sized)
-        jpegs = self.load_chat_images(stored, images, cap_bytes, now)
+        jpegs = self.load_chat_images(stored, images, content.messages or [], cap_bytes, now)
         object_keys = self.store_objects(stored, content.messages or [], jpegs, now)
         repeated = self.activate_waiting_prompt(stored, submitter, claim, now, object_keys)
         if repeated is not None:
@@ -247,14 +247,21 @@ class ChatAsyncGenerate(Resource):
 
     @staticmethod
     def load_chat_images(
-        stored: generate.StoredRequest, images: Sequence[SubmittedImage], cap_bytes: int, now: datetime
+        stored: generate.StoredRequest,
+        images: Sequence[SubmittedImage],
+        messages: Sequence[dict[str, Any]],
+        cap_bytes: int,
+        now: datetime,
     ) -> dict[str, bytes]:
         """The images of an inactive request as they will be stored, by key; a refused one takes the request back.
 
-        Takes seconds, so no transaction is open. Raises ChatRequestRefused, ServiceUnavailable.
+        `messages` are as stored. Takes seconds, so no transaction is open. Raises ChatRequestRefused, RequestTooLarge,
+        ServiceUnavailable.
         """
         try:
-            return picturing.load_images(images, stored.id, cap_bytes=cap_bytes)
+            jpegs = picturing.load_images(images, stored.id, cap_bytes=cap_bytes)
+            picturing.check_inlined_size(messages, jpegs)
+            return jpegs
         except HordeError:
             with transaction() as session:
                 delete_inactive_request(session, stored.id, now)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import httpx
@@ -14,6 +15,7 @@ import pytest
 
 from horde.bridge import inputs
 from horde.bridge.inputs import InputFetcher, InputUnavailable, leave_out_images
+from horde.chat_contract import MAX_CHAT_BODY_BYTES, MAX_CHAT_IMAGE_TOTAL_BYTES
 
 JPEG = b"\xff\xd8\xff\xe0 and so on"
 PNG = b"\x89PNG\r\n\x1a\n and so on"
@@ -87,6 +89,44 @@ def test_the_store_learns_nothing_of_the_worker() -> None:
     connection, (asked) = fetcher(raw(JPEG))
     connection.inline_images(image_message(URL))
     assert not {"apikey", "authorization", "cookie"} & set(asked[0].headers)
+
+
+def test_only_what_is_unpacked_here_is_asked_for() -> None:
+    connection, asked = fetcher(raw(JPEG))
+    connection.inline_images(image_message(URL))
+    assert asked[0].headers["accept-encoding"] == "gzip"
+
+
+def test_a_proxy_of_the_environment_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Store(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(JPEG)))
+            self.end_headers()
+            self.wfile.write(JPEG)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    with HTTPServer(("127.0.0.1", 0), Store) as store:
+        store.timeout = 10  # of a store that nobody asks
+        thread = threading.Thread(target=store.handle_request, daemon=True)
+        thread.start()
+        fetching = InputFetcher()
+        try:
+            (message,) = fetching.inline_images(image_message(f"http://127.0.0.1:{store.server_port}/a.jpg"))
+        finally:
+            fetching.close()
+            thread.join()
+    assert message["content"][1]["image_url"]["url"].endswith(base64.b64encode(JPEG).decode())
+
+
+def test_the_bounds_are_those_of_the_horde() -> None:
+    """The bridge is installed without the horde's own constants."""
+    assert inputs.MAX_IMAGES_BYTES == MAX_CHAT_IMAGE_TOTAL_BYTES
+    assert inputs.MAX_MESSAGES_BYTES == MAX_CHAT_BODY_BYTES
 
 
 def test_messages_without_images_and_images_that_came_inside_are_not_fetched() -> None:
