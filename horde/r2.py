@@ -48,6 +48,10 @@ class StoreUnavailable(Exception):
     """The store did not do what was asked: away, refusing, or not configured."""
 
 
+class StoreLeftAlone(StoreUnavailable):
+    """The store was not asked, since it has just failed: whatever was to be stored is not."""
+
+
 class ObjectMissing(StoreUnavailable):
     """The store answered, and there is no such object."""
 
@@ -201,7 +205,7 @@ def _calling(operation: str) -> Iterator[None]:
     breaker = _State.breaker
     if not breaker.admits():
         _count_failures(operation, "skipped")
-        raise StoreUnavailable("The store is being left alone after a failure.")
+        raise StoreLeftAlone("The store is being left alone after a failure.")
     try:
         with _translating(operation):
             yield

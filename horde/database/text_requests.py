@@ -218,9 +218,12 @@ def mark_messages_offloaded(session: Session, wp_id: UUID) -> None:
     session.execute(update(requests).where(requests.c.id == wp_id).values(chat_messages_offloaded=True))
 
 
-def delete_inactive_request(session: Session, wp_id: UUID, now: datetime) -> None:
-    """Take back a request that was never shown: its row and its hold, then its objects, as if it had not been sent."""
-    TextWaitingPrompt.delete(session, [wp_id], only_inactive=True)
+def delete_inactive_request(session: Session, wp_id: UUID, now: datetime, *, object_keys: Sequence[str] | None = None) -> None:
+    """Take back a request that was never shown: its row and its hold, then its objects, as if it had not been sent.
+
+    `object_keys` are those that may be stored, when that is not all the row names.
+    """
+    TextWaitingPrompt.delete(session, [wp_id], only_inactive=True, object_keys=object_keys)
     release_hold(session, upfront_hold_id(wp_id), now)
 
 

@@ -86,7 +86,7 @@ from horde.limiter import (
     limit_text_submit,
 )
 from horde.model_reference import is_known_text_model
-from horde.r2 import StoreUnavailable, upload_chat_messages, upload_source_image
+from horde.r2 import StoreLeftAlone, StoreUnavailable, upload_chat_messages, upload_source_image
 from horde.return_codes import ReturnCode
 
 namespace = Namespace("v2/generate", path="/v2/generate", description="Text and chat requests and the jobs they become.")
@@ -264,7 +264,7 @@ class ChatAsyncGenerate(Resource):
             return jpegs
         except HordeError:
             with transaction() as session:
-                delete_inactive_request(session, stored.id, now)
+                delete_inactive_request(session, stored.id, now, object_keys=())  # nothing is stored yet
             raise
 
     @classmethod
@@ -277,13 +277,18 @@ class ChatAsyncGenerate(Resource):
         stored of it, and nothing is charged. Raises ServiceUnavailable then.
         """
         offload = cls.prepare_messages_offload(stored.id, messages, jpegs)
+        sent: list[str] = []
         try:
-            cls.upload_source_images(jpegs)
+            cls.upload_source_images(jpegs, sent)
             if offload is not None:
+                sent.append(offload.key)
                 upload_chat_messages(offload.key, offload.body, is_gzipped=offload.is_gzipped)
         except StoreUnavailable as error:
+            if isinstance(error, StoreLeftAlone):
+                sent.pop()
             with transaction() as session:
-                delete_inactive_request(session, stored.id, now)
+                # No key that was never sent: a long outage would fill the retry set with them.
+                delete_inactive_request(session, stored.id, now, object_keys=sent)
             raise ServiceUnavailable(STORE_AWAY, ReturnCode.CHAT_IMAGE_STORAGE_UNAVAILABLE) from error
         return [*jpegs, *([] if offload is None else [offload.key])]
 
@@ -308,9 +313,12 @@ class ChatAsyncGenerate(Resource):
         return offload
 
     @staticmethod
-    def upload_source_images(jpegs: Mapping[str, bytes]) -> None:
-        """Store the images of a request, by key. Raises StoreUnavailable at the first that fails."""
+    def upload_source_images(jpegs: Mapping[str, bytes], sent: list[str]) -> None:
+        """Store the images of a request, by key, and note in `sent` each that is tried. Raises StoreUnavailable at the first
+        that fails.
+        """
         for key, jpeg in jpegs.items():
+            sent.append(key)
             upload_source_image(key, jpeg)
 
     @staticmethod

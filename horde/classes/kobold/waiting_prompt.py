@@ -286,10 +286,13 @@ class TextWaitingPrompt(WaitingPrompt):
         return session.scalar(_ACTIVATE, values) is not None
 
     @staticmethod
-    def delete(session: Session, request_ids: Sequence[UUID], *, only_inactive: bool = False) -> int:
+    def delete(
+        session: Session, request_ids: Sequence[UUID], *, only_inactive: bool = False, object_keys: Sequence[str] | None = None
+    ) -> int:
         """Delete requests with their jobs; their stored objects go once the caller's transaction is committed.
 
-        How many it deleted. With `only_inactive` those that a worker may have seen are left alone.
+        How many it deleted. With `only_inactive` those that a worker may have seen are left alone. Whoever knows what was
+        stored so far gives `object_keys`: then these go, and not all that the requests name.
         """
         if not request_ids:
             return 0
@@ -298,7 +301,7 @@ class TextWaitingPrompt(WaitingPrompt):
         deleted = session.execute(
             delete(requests).where(condition).returning(rows.id, rows.is_chat, _IMAGE_URLS, rows.chat_messages_offloaded)
         ).all()
-        keys = _list_object_keys(deleted)
+        keys = _list_object_keys(deleted) if object_keys is None else list(object_keys)
         if keys:
             after_commit(session, partial(delete_stored_chat_images, keys))
         return len(deleted)
