@@ -360,6 +360,18 @@ def test_the_total_runs_on_while_images_are_fetched(
     assert host[1] == ["/0", "/1"]
 
 
+def test_images_that_came_along_and_fetched_ones_share_the_total(
+    horde: ChatHorde, host: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = MAX_CHAT_IMAGE_TOTAL_BYTES_UNTRUSTED // 2 + 1
+    picture = pad(draw("RGB", "PNG", RED), size)
+    monkeypatch.setattr(Host, "picture", picture)
+    status, rc, message = refuse(horde, f"{host[0]}/0", f"{host[0]}/1", build_data_url(picture))
+    assert (status, rc) == (400, "SourceImageSizeExceeded")
+    assert str(2 * size) in message
+    assert host[1] == ["/0"]
+
+
 def test_the_stored_jpegs_are_held_to_the_same_total(horde: ChatHorde) -> None:
     tile = Image.effect_noise((128, 128), 90).convert("RGB")
     noise = Image.new("RGB", (2048, 2048))
