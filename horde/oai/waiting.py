@@ -19,6 +19,7 @@ from horde.oai.signals import ChatNotice, NoticeKind, Subscription
 
 logger = get_logger(__name__)
 
+LEAST_SECONDS_BETWEEN_READS: Final = 1.0  # of one request; only its first notice is followed by a read at once
 MAX_BUSY_SECONDS: Final = 10.0  # between reads that the API limits without saying for how long
 _FAILURES_OF_GONE: Final[Mapping[NoticeKind | None, WaitFailure]] = {
     NoticeKind.FAULTED: WaitFailure.FAULTED,
@@ -65,6 +66,7 @@ class RequestWait:
         self._native, self._caller, self._settings, self._clock = native, caller, settings, clock
         self._read_at = clock()
         self._is_read_due_soon = False
+        self._has_heard = False  # a notice led to a read
         self._not_before = 0.0
         self._busy_seconds = settings.poll_seconds
         self._impossible_since: float | None = None
@@ -85,7 +87,7 @@ class RequestWait:
         due = self._read_at + interval
         if self._impossible_since is not None and not settings.is_fail_fast:
             # Rounded up to the shortest interval, so that the last moment is not read again and again.
-            due = min(due, max(self._impossible_since + settings.grace_seconds, self._read_at + 1.0))
+            due = min(due, max(self._impossible_since + settings.grace_seconds, self._read_at + LEAST_SECONDS_BETWEEN_READS))
         return max(min(max(due, self._not_before), self.deadline) - now, 0.0)
 
     def take_notice(self, notice: ChatNotice) -> None:
@@ -94,8 +96,13 @@ class RequestWait:
             self._last_outcome = notice
 
     async def wait_until_readable(self) -> None:
-        """Sleep for as long as the API asked to be left alone, or until the budget ends."""
-        await asyncio.sleep(max(min(self._not_before, self.deadline) - self._clock(), 0.0))
+        """Sleep until a notice may be followed by a read: the first at once, a further one a second after the last read.
+
+        No read comes while the API asked to be left alone, nor after the end of the budget.
+        """
+        earliest = max(self._not_before, self._read_at + LEAST_SECONDS_BETWEEN_READS) if self._has_heard else self._not_before
+        self._has_heard = True
+        await asyncio.sleep(max(min(earliest, self.deadline) - self._clock(), 0.0))
 
     async def read_status(self) -> CompletedReply | None:
         """Read the status once. The reply when it is there; None to go on waiting, also when the API cannot be read.

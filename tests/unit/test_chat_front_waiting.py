@@ -142,6 +142,20 @@ def test_a_healthy_subscription_is_polled_every_ten_seconds() -> None:
     assert scene.native.read_at == [0.0, 10.0, 20.0, 30.0]
 
 
+def test_only_the_first_notice_is_followed_by_a_read_within_a_second_of_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = (NoticeKind.RECONNECTED, NoticeKind.GENERATION, NoticeKind.DONE)
+    notices = [(moment, kind) for moment, kind in zip((0.25, 0.5, 0.75), kinds, strict=True)]
+    scene, real_sleep = Scene(WAITING, RUNNING, RUNNING, SERVED, notices=notices), asyncio.sleep
+
+    async def sleep(seconds: float) -> None:
+        scene.clock.now += seconds
+        await real_sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    scene.run()
+    assert scene.native.read_at == [0.0, 0.25, 1.25, 2.25]
+
+
 def test_without_one_the_status_is_polled_every_two_seconds() -> None:
     scene = Scene(WAITING, RUNNING, SERVED, is_healthy=False)
     scene.run()
