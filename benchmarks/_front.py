@@ -13,7 +13,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,17 @@ WAITING = {
 }
 
 
+@contextlib.asynccontextmanager
+async def serving(serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]) -> AsyncIterator[int]:
+    """A server on loopback that many may connect to at once. Yields its port."""
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, backlog=4096)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        await asyncio.sleep(0.1)  # for the ends of connections whose client is gone
+
+
 @dataclass
 class ScriptedApi:
     """The calls of the native API that a front makes, answered from memory: a request is done once it has a text."""
@@ -52,13 +63,8 @@ class ScriptedApi:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator["ScriptedApi"]:
         """Serve on loopback."""
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0, backlog=4096)
-        self.port = server.sockets[0].getsockname()[1]
-        try:
+        async with serving(self._serve) as self.port:
             yield self
-        finally:
-            server.close()
-            await asyncio.sleep(0.1)  # for the ends of connections whose front is gone
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):

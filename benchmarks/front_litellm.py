@@ -27,7 +27,7 @@ from redis.asyncio import Redis
 from benchmarks import front_streams
 from benchmarks._bodies import MODEL
 from benchmarks._counters import read_tree_cpu
-from benchmarks._front import ScriptedApi, StreamClient, running_front
+from benchmarks._front import ScriptedApi, StreamClient, running_front, serving
 from benchmarks._stack import STOP_SECONDS
 from benchmarks._unit import measure_unit_ms
 from devtools import clients
@@ -81,13 +81,8 @@ class ScriptedBackend:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator["ScriptedBackend"]:
         """Serve on loopback."""
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0, backlog=4096)
-        self.port = server.sockets[0].getsockname()[1]
-        try:
+        async with serving(self._serve) as self.port:
             yield self
-        finally:
-            server.close()
-            await asyncio.sleep(0.1)  # for the ends of connections whose proxy is gone
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
