@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """The commands to remember: run, stop, test, check, fmt, bench.
 
-Any Python 3.8 or newer starts this file. It finds a Python 3.12 or newer, keeps ``.venv`` in step with
-``requirements-dev.txt``, and goes on inside it. ``python3 dev.py COMMAND --help`` explains each command.
+Any Python 3.8 or newer starts this file. It finds a Python 3.12 or newer, keeps ``.venv`` in step
+with ``requirements-dev.txt``, and goes on inside it. ``python3 dev.py COMMAND --help`` explains
+each command.
 """
 
 import sys

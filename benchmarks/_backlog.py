@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Waiting requests that the workers of a benchmark cannot serve, as many as asked, ahead of everything else."""
+"""Waiting requests that the workers of a benchmark cannot serve, as many as asked, ahead of
+everything else.
+"""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -8,10 +10,19 @@ from typing import Any
 import psycopg2
 from psycopg2 import sql
 
-from benchmarks._bodies import CLOSELY_TOO_LONG, FAR_TOO_LONG, OTHER_MODEL, build_chat_request, build_text_request
+from benchmarks._bodies import (
+    CLOSELY_TOO_LONG,
+    FAR_TOO_LONG,
+    OTHER_MODEL,
+    build_chat_request,
+    build_text_request,
+)
 from benchmarks._http import Connection
 
-TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}},
+}
 CLIENT_AGENT = "backlog:1:benchmark"  # by which the rows are found again
 
 
@@ -22,9 +33,11 @@ class Backlog(StrEnum):
     MODEL = "model"
     TRUST = "trust"
     LENGTH = "length"
-    CLOSE_LENGTH = "close length"  # in one class with the requests they can serve: told apart row by row
+    # In one class with the requests they can serve: told apart row by row.
+    CLOSE_LENGTH = "close length"
     DECLARATION = "declaration"
-    MANY_CLASSES = "many classes"  # every request a class of its own: one after another, by a model nobody serves
+    # Every request a class of its own: one after another, by a model nobody serves.
+    MANY_CLASSES = "many classes"
 
 
 def build_request(backlog: Backlog) -> tuple[str, dict[str, Any]]:
@@ -43,14 +56,17 @@ def build_request(backlog: Backlog) -> tuple[str, dict[str, Any]]:
 
 
 def fill(database_url: str, client: Connection, backlog: Backlog, depth: int) -> None:
-    """Queue `depth` requests: one through the API, so that it is stored as it should be, and copies of its rows."""
+    """Queue `depth` requests: one through the API, so that it is stored as it should be, and copies
+    of its rows.
+    """
     if depth == 0 or backlog is Backlog.NONE:
         return
     family, body = build_request(backlog)
     wp_id = client.call("fill", "POST", f"/generate/{family}/async", body)["id"]
     with psycopg2.connect(database_url) as connection, connection.cursor() as cursor:
         cursor.execute(
-            "UPDATE waiting_prompts SET client_agent = %s, created = created - interval '1 minute' WHERE id = %s",
+            "UPDATE waiting_prompts SET client_agent = %s, created = created - interval '1 minute'"
+            " WHERE id = %s",
             (CLIENT_AGENT, wp_id),
         )
         copy_request(cursor, wp_id, depth - 1, has_own_class=backlog is Backlog.MANY_CLASSES)
@@ -60,7 +76,8 @@ def fill(database_url: str, client: Connection, backlog: Backlog, depth: int) ->
 def copy_request(cursor: Any, wp_id: str, count: int, *, has_own_class: bool) -> None:
     """Copies of a request and its models, each born a millisecond before the last."""
     cursor.execute(
-        "SELECT attname FROM pg_attribute WHERE attrelid = 'waiting_prompts'::regclass AND attnum > 0 AND NOT attisdropped"
+        "SELECT attname FROM pg_attribute WHERE attrelid = 'waiting_prompts'::regclass AND attnum >"
+        " 0 AND NOT attisdropped"
     )
     changed: Mapping[str, str] = {
         "id": "gen_random_uuid()",
@@ -69,11 +86,15 @@ def copy_request(cursor: Any, wp_id: str, count: int, *, has_own_class: bool) ->
     }
     columns = [name for (name,) in cursor.fetchall()]
     values = [
-        sql.SQL(changed[name]) if name in changed else sql.SQL("original.{}").format(sql.Identifier(name)) for name in columns
+        (
+            sql.SQL(changed[name])
+            if name in changed
+            else sql.SQL("original.{}").format(sql.Identifier(name))
+        )
+        for name in columns
     ]
     cursor.execute(
-        sql.SQL(
-            """
+        sql.SQL("""
             WITH copies AS (
                 INSERT INTO waiting_prompts ({columns})
                 SELECT {values} FROM waiting_prompts AS original, generate_series(1, %(count)s) AS number
@@ -82,8 +103,10 @@ def copy_request(cursor: Any, wp_id: str, count: int, *, has_own_class: bool) ->
             )
             INSERT INTO wp_models (wp_id, model)
             SELECT copies.id, wp_models.model FROM copies, wp_models WHERE wp_models.wp_id = %(id)s
-            """
-        ).format(columns=sql.SQL(", ").join(map(sql.Identifier, columns)), values=sql.SQL(", ").join(values)),
+            """).format(
+            columns=sql.SQL(", ").join(map(sql.Identifier, columns)),
+            values=sql.SQL(", ").join(values),
+        ),
         {"id": wp_id, "count": count},
     )
 
@@ -96,7 +119,9 @@ def clear(database_url: str) -> None:
 
 
 def analyze(database_url: str) -> None:
-    """What autovacuum does within a minute, now: each row of the table is measured in the same state."""
+    """What autovacuum does within a minute, now: each row of the table is measured in the same
+    state.
+    """
     connection = psycopg2.connect(database_url)
     try:
         connection.autocommit = True

@@ -13,7 +13,8 @@ from psycopg2 import sql
 
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
-# Utility statements are told apart by their text, which pg_stat_statements keeps as the driver sent it.
+# Utility statements are told apart by their text, which pg_stat_statements keeps as the driver sent
+# it.
 _COUNTS = """
     SELECT
         coalesce(sum(calls) FILTER (
@@ -36,7 +37,9 @@ _HEAVIEST = """
 
 @dataclass(frozen=True)
 class Statement:
-    """A statement's figures; times in milliseconds of Postgres, the planner's zero unless it was asked for."""
+    """A statement's figures; times in milliseconds of Postgres, the planner's zero unless it was
+    asked for.
+    """
 
     calls: int
     plan_ms: float
@@ -46,7 +49,9 @@ class Statement:
 
 @dataclass(frozen=True)
 class Costs:
-    """Totals since the start; the difference of two is what happened between. CPU in seconds of all cores."""
+    """Totals since the start; the difference of two is what happened between. CPU in seconds of all
+    cores.
+    """
 
     api_cpu: float
     postgres_cpu: float
@@ -83,11 +88,15 @@ class Meter:
 
     def read(self) -> Costs:
         """The totals now. Statements are None where pg_stat_statements is not loaded."""
-        statements, commits, rollbacks = self._ask(_COUNTS) if self.counts_statements else (None, None, None)
+        statements, commits, rollbacks = (
+            self._ask(_COUNTS) if self.counts_statements else (None, None, None)
+        )
         own = os.times()
         return Costs(
             api_cpu=read_tree_cpu(self.api_process_id),
-            postgres_cpu=read_tree_cpu(self.postgres_process_id) if self.postgres_process_id else 0.0,
+            postgres_cpu=read_tree_cpu(self.postgres_process_id)
+            if self.postgres_process_id
+            else 0.0,
             client_cpu=own.user + own.system,
             statements=statements,
             commits=commits,
@@ -131,14 +140,18 @@ def track_planning(database_url: str) -> None:
     try:
         connection.autocommit = True
         connection.cursor().execute(
-            sql.SQL("ALTER DATABASE {} SET pg_stat_statements.track_planning = on").format(sql.Identifier(name))
+            sql.SQL("ALTER DATABASE {} SET pg_stat_statements.track_planning = on").format(
+                sql.Identifier(name)
+            )
         )
     finally:
         connection.close()
 
 
 def get_parent(process_id: int) -> int | None:
-    """The parent of a process of this machine; None when there is no such process, as with a database elsewhere."""
+    """The parent of a process of this machine; None when there is no such process, as with a
+    database elsewhere.
+    """
     fields = read_stat(process_id)
     return None if fields is None else int(fields[1])
 
@@ -149,7 +162,8 @@ def read_tree_cpu(process_id: int) -> float:
     for member in list_tree(process_id):
         fields = read_stat(member)
         if fields is not None:
-            ticks += sum(int(fields[place]) for place in (11, 12, 13, 14))  # utime, stime, cutime, cstime
+            # utime, stime, cutime, cstime.
+            ticks += sum(int(fields[place]) for place in (11, 12, 13, 14))
     return ticks / TICKS_PER_SECOND
 
 

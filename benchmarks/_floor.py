@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""The floor: what a job costs when only what has to last is written, in the same tables, through the same driver.
+"""The floor: what a job costs when only what has to last is written, in the same tables, through
+the same driver.
 
-Five statements and four commits: insert the request; claim it and insert the job; store the reply with two postings;
-read it. No rule is checked and nothing is authenticated, so that no server of this kind can be faster. The kind of these
-requests, `floor`, is one that the API does not know.
+Five statements and four commits: insert the request; claim it and insert the job; store the reply
+with two postings; read it. No rule is checked and nothing is authenticated, so that no server of
+this kind can be faster. The kind of these requests, `floor`, is one that the API does not know.
 """
 
 import os
@@ -35,7 +36,9 @@ _CLAIM = """
     SELECT %(job_id)s, 'floor', %(model)s, id, %(worker_id)s FROM claimed
     RETURNING wp_id
 """
-_REPLY = "UPDATE processing_gens SET generation = %(reply)s WHERE id = %(job_id)s AND generation IS NULL"
+_REPLY = (
+    "UPDATE processing_gens SET generation = %(reply)s WHERE id = %(job_id)s AND generation IS NULL"
+)
 _POST = """
     INSERT INTO kudos_ledger (event_id, entry_type, user_id, account, amount, created, applied)
     VALUES (%(event)s, 'GENERATION', %(user_id)s, 'balance', -10, now(), true),

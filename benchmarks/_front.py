@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""What stands around a front in a benchmark: a native API that says what it is told, and clients that read streams.
+"""What stands around a front in a benchmark: a native API that says what it is told, and clients
+that read streams.
 
-All of it runs on one loop of this process; the front is a process of its own, so that its figures are its own.
+All of it runs on one loop of this process; the front is a process of its own, so that its figures
+are its own.
 """
 
 import asyncio
@@ -43,7 +45,9 @@ WAITING = {
 
 
 @contextlib.asynccontextmanager
-async def serving(serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]) -> AsyncIterator[int]:
+async def serving(
+    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+) -> AsyncIterator[int]:
     """A server on loopback that many may connect to at once. Yields its port."""
     server = await asyncio.start_server(serve, "127.0.0.1", 0, backlog=4096)
     try:
@@ -55,7 +59,9 @@ async def serving(serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], 
 
 @dataclass
 class ScriptedApi:
-    """The calls of the native API that a front makes, answered from memory: a request is done once it has a text."""
+    """The calls of the native API that a front makes, answered from memory: a request is done once
+    it has a text.
+    """
 
     texts: dict[str, str | None] = field(default_factory=dict)  # by request id
     port: int = 0
@@ -71,11 +77,21 @@ class ScriptedApi:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
                 method, path, _ = head.split(" ", 2)
-                length = next((int(line[15:]) for line in head.split("\r\n") if line.lower().startswith("content-length:")), 0)
+                length = next(
+                    (
+                        int(line[15:])
+                        for line in head.split("\r\n")
+                        if line.lower().startswith("content-length:")
+                    ),
+                    0,
+                )
                 await reader.readexactly(length)
                 status, body = self._answer(method, path)
                 data = json.dumps(body).encode()
-                answer = f"HTTP/1.1 {status} OK\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+                answer = (
+                    f"HTTP/1.1 {status} OK\r\nContent-Type: application/json\r\nContent-Length:"
+                    f" {len(data)}\r\n\r\n"
+                )
                 writer.write(answer.encode() + data)
         writer.close()
 
@@ -114,8 +130,12 @@ def build_done(text: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def running_front(native_url: str, redis_url: str, log: Path, *, streams: int) -> Iterator[tuple[int, int]]:
-    """`horde front` as an operator runs it. Yields its port and process id; raises RuntimeError when it does not start."""
+def running_front(
+    native_url: str, redis_url: str, log: Path, *, streams: int
+) -> Iterator[tuple[int, int]]:
+    """`horde front` as an operator runs it. Yields its port and process id; raises RuntimeError
+    when it does not start.
+    """
     port = find_free_ports(1)[0]
     settings = {
         "HORDE_OAI_PORT": str(port),
@@ -161,7 +181,9 @@ def read_memory_kib(process_id: int) -> int:
 
 
 class StreamClient:
-    """One client that reads a stream and notes when each chunk that names its moment of posting came."""
+    """One client that reads a stream and notes when each chunk that names its moment of posting
+    came.
+    """
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -171,10 +193,13 @@ class StreamClient:
 
     async def run(self, is_open: asyncio.Event) -> None:
         """Ask, and read to the end. `is_open` is set once the answer has begun."""
-        body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "Count."}], "stream": True}).encode()
+        body = json.dumps(
+            {"model": MODEL, "messages": [{"role": "user", "content": "Count."}], "stream": True}
+        ).encode()
         head = (
-            "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer 0000000000\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+            "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer"
+            " 0000000000\r\nContent-Type: application/json\r\nContent-Length:"
+            f" {len(body)}\r\nConnection: close\r\n\r\n"
         )
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1024 * 1024)
         try:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""A small HTTP client on a connection kept open: cheap, so that the server is what gets measured."""
+"""A small HTTP client on a connection kept open: cheap, so that the server is what gets
+measured.
+"""
 
 import collections
 import json
@@ -47,7 +49,9 @@ class Connection:
         return json.loads(answer)
 
     def exchange(self, data: bytes) -> tuple[int, bytes]:
-        """Send a request; status and body. A connection that the server closed while idle is opened again."""
+        """Send a request; status and body. A connection that the server closed while idle is opened
+        again.
+        """
         if self.socket is not None:
             try:
                 return self.send(self.socket, data)
@@ -58,7 +62,9 @@ class Connection:
         return self.send(self.socket, data)
 
     def send(self, connection: socket.socket, data: bytes) -> tuple[int, bytes]:
-        """One request and its answer on an open connection; raises EOFError when the server closes it before."""
+        """One request and its answer on an open connection; raises EOFError when the server closes
+        it before.
+        """
         connection.sendall(data)
         received = b""
         while b"\r\n\r\n" not in received:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """Clients and scripted workers around an API, all threads of this process.
 
-A worker pops when a request waits for it, so that each job is one call of each route and nothing is polled: what
-idle pops and repeated status reads cost is measured by itself.
+A worker pops when a request waits for it, so that each job is one call of each route and nothing is
+polled: what idle pops and repeated status reads cost is measured by itself.
 """
 
 import itertools
@@ -12,7 +12,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks._bodies import build_chat_request, build_pop, build_submit, build_text_request, read_tag
+from benchmarks._bodies import (
+    build_chat_request,
+    build_pop,
+    build_submit,
+    build_text_request,
+    read_tag,
+)
 from benchmarks._counters import Costs, Meter
 from benchmarks._http import Connection, Timings
 from benchmarks._stack import Account
@@ -29,7 +35,9 @@ class Parties:
     port: int
     payer: Account
     owner: Account
-    stranger: Account  # whose requests stand in the way: an account's own waiting requests are counted at each request
+    # Whose requests stand in the way: an account's own waiting requests are counted at each
+    # request.
+    stranger: Account
     is_chat: bool
 
     @property
@@ -127,14 +135,23 @@ class Load:
         worker.close()
 
     def run(self, meter: Meter, *, warm_up_seconds: float, seconds: float) -> Result:
-        """Work for a while and measure all but the first of it. Raises the first failure of any thread."""
-        servers = [self.start(lambda place=place: self.serve(name_worker(place))) for place in range(self.workers)]
+        """Work for a while and measure all but the first of it. Raises the first failure of any
+        thread.
+        """
+        servers = [
+            self.start(lambda place=place: self.serve(name_worker(place)))
+            for place in range(self.workers)
+        ]
         askers = [self.start(self.ask) for _ in range(self.workers)]
         time.sleep(warm_up_seconds)
         self.timings.by_route.clear()
         before, done_before, started = meter.read(), self.done, time.monotonic()
         self.clients_stop.wait(seconds)
-        costs, done, elapsed = meter.read().since(before), self.done - done_before, time.monotonic() - started
+        costs, done, elapsed = (
+            meter.read().since(before),
+            self.done - done_before,
+            time.monotonic() - started,
+        )
         timings = {route: list(values) for route, values in self.timings.by_route.items()}
         self.clients_stop.set()
         for thread in askers:
@@ -177,7 +194,8 @@ def introduce_workers(parties: Parties, count: int) -> None:
 def run_alone(parties: Parties, *, jobs: int, idle_pops: int) -> dict[str, list[float]]:
     """One call after the other with nothing else going on: the seconds of each route.
 
-    `idle` is a pop that finds nothing, `beat` the heartbeat: the least that any call costs here and now.
+    `idle` is a pop that finds nothing, `beat` the heartbeat: the least that any call costs here and
+    now.
     """
     timings = Timings()
     client, worker = parties.connect_client(timings), parties.connect_worker(timings)

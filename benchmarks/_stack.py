@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""A horde for a benchmark: a database of its own, two accounts, and the API as the processes an operator runs."""
+"""A horde for a benchmark: a database of its own, two accounts, and the API as the processes an
+operator runs.
+"""
 
 import contextlib
 import json
@@ -23,7 +25,8 @@ ROOT = Path(__file__).resolve().parent.parent
 DATABASE_SUFFIX = "benchmark"
 START_SECONDS = 60
 STOP_SECONDS = 40
-ROOM_FOR_EVERY_WORKER = 1_000_000  # and request of one account: limits are no part of what is measured
+# And request of one account: limits are no part of what is measured.
+ROOM_FOR_EVERY_WORKER = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,9 @@ class Api:
 
 
 def build_environment(database_url: str) -> dict[str, str]:
-    """The settings of production on a database, without rate limits and with the log an operator has."""
+    """The settings of production on a database, without rate limits and with the log an operator
+    has.
+    """
     settings = {
         "DATABASE_URL": database_url,
         "HORDE_ENVIRONMENT": "production",
@@ -60,8 +65,12 @@ def make_database(database_url: str) -> str:
     with contextlib.closing(psycopg2.connect(database_url)) as connection:
         connection.autocommit = True  # CREATE DATABASE refuses to run inside a transaction
         with connection.cursor() as cursor:
-            cursor.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
-            cursor.execute(sql.SQL("CREATE DATABASE {} TEMPLATE template0").format(sql.Identifier(name)))
+            cursor.execute(
+                sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name))
+            )
+            cursor.execute(
+                sql.SQL("CREATE DATABASE {} TEMPLATE template0").format(sql.Identifier(name))
+            )
     return urllib.parse.urlsplit(database_url)._replace(path=f"/{name}").geturl()
 
 
@@ -71,20 +80,29 @@ def drop_database(database_url: str, made_url: str) -> None:
     with contextlib.closing(psycopg2.connect(database_url)) as connection:
         connection.autocommit = True
         with connection.cursor() as cursor:
-            cursor.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
+            cursor.execute(
+                sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name))
+            )
 
 
 def run_horde(environment: Mapping[str, str], *words: str) -> str:
-    """Run one of the project's commands to its end. Returns its stdout; raises CalledProcessError."""
+    """Run one of the project's commands to its end. Returns its stdout; raises
+    CalledProcessError.
+    """
     command = [sys.executable, "-m", "horde.cli.main", *words]
-    return subprocess.run(command, cwd=ROOT, env=dict(environment), check=True, stdout=subprocess.PIPE, text=True).stdout
+    return subprocess.run(
+        command, cwd=ROOT, env=dict(environment), check=True, stdout=subprocess.PIPE, text=True
+    ).stdout
 
 
 def make_account(environment: Mapping[str, str], username: str, *options: str) -> Account:
     """An account with room for everything a benchmark does."""
     made = json.loads(run_horde(environment, "user", "create", "--username", username, *options))
     account = Account(id=int(made["id"]), api_key=str(made["api_key"]))
-    with contextlib.closing(psycopg2.connect(environment["DATABASE_URL"])) as connection, connection:
+    with (
+        contextlib.closing(psycopg2.connect(environment["DATABASE_URL"])) as connection,
+        connection,
+    ):
         connection.cursor().execute(
             "UPDATE users SET concurrency = %(room)s, worker_invited = %(room)s WHERE id = %(id)s",
             {"room": ROOM_FOR_EVERY_WORKER, "id": account.id},
@@ -93,7 +111,9 @@ def make_account(environment: Mapping[str, str], username: str, *options: str) -
 
 
 def season_workers(database_url: str) -> None:
-    """Make every worker an hour older: in the first half minute of its life it checks in at each pop."""
+    """Make every worker an hour older: in the first half minute of its life it checks in at each
+    pop.
+    """
     with contextlib.closing(psycopg2.connect(database_url)) as connection, connection:
         connection.cursor().execute("UPDATE workers SET created = created - interval '1 hour'")
 
@@ -111,13 +131,29 @@ def own_database(database_url: str) -> Iterator[dict[str, str]]:
 
 
 @contextlib.contextmanager
-def running_api(environment: Mapping[str, str], log: Path, *, processes: int, threads: int) -> Iterator[Api]:
-    """`horde serve` as an operator runs it, its log in a file. Raises RuntimeError when it does not come up."""
+def running_api(
+    environment: Mapping[str, str], log: Path, *, processes: int, threads: int
+) -> Iterator[Api]:
+    """`horde serve` as an operator runs it, its log in a file. Raises RuntimeError when it does not
+    come up.
+    """
     port = find_free_ports(1)[0]
-    words = ["serve", "--listen", "127.0.0.1", "--port", str(port), "--workers", str(processes), "--threads", str(threads)]
+    words = [
+        "serve",
+        "--listen",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--workers",
+        str(processes),
+        "--threads",
+        str(threads),
+    ]
     with log.open("wb") as output:
         command = [sys.executable, "-m", "horde.cli.main", *words]
-        process = subprocess.Popen(command, cwd=ROOT, env=dict(environment), stdout=output, stderr=output)
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=dict(environment), stdout=output, stderr=output
+        )
     try:
         wait_for_heartbeat(process, port, log)
         yield Api(port=port, process_id=process.pid)
@@ -131,7 +167,9 @@ def wait_for_heartbeat(process: subprocess.Popen[bytes], port: int, log: Path) -
     deadline = time.monotonic() + START_SECONDS
     while True:
         with contextlib.suppress(OSError):
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v2/status/heartbeat", timeout=2).close()
+            urllib.request.urlopen(
+                f"http://127.0.0.1:{port}/api/v2/status/heartbeat", timeout=2
+            ).close()
             return
         if process.poll() is not None or time.monotonic() > deadline:
             raise RuntimeError(f"the API does not start\n{log.read_text()[-4000:]}")

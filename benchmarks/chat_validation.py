@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""How much longer the whole validation of a large chat body takes than `json.loads` of the same bytes.
+"""How much longer the whole validation of a large chat body takes than `json.loads` of the same
+bytes.
 
 Run by hand: `python -m benchmarks.chat_validation`. The aim is a ratio of at most 10.
 """
@@ -25,18 +26,36 @@ ROUNDS = 20
 def build_body(message_count: int = 1024, tool_count: int = 128) -> bytes:
     """About 1 MiB of text in many messages, with tools near their bound of 256 KiB."""
     sentence = 'The quick brown fox jumps over the lazy dog, "again" — été.\n'
-    text = (sentence * (TEXT_BYTES // message_count // len(sentence.encode()) + 1))[: TEXT_BYTES // message_count - 10]
-    messages = [{"role": "assistant" if index % 2 else "user", "content": text} for index in range(message_count)]
-    properties = {f"argument_{index}": {"type": "string", "description": "Where to look."} for index in range(24)}
-    parameters = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+    text = (sentence * (TEXT_BYTES // message_count // len(sentence.encode()) + 1))[
+        : TEXT_BYTES // message_count - 10
+    ]
+    messages = [
+        {"role": "assistant" if index % 2 else "user", "content": text}
+        for index in range(message_count)
+    ]
+    properties = {
+        f"argument_{index}": {"type": "string", "description": "Where to look."}
+        for index in range(24)
+    }
+    parameters = {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
     tools = [
-        {"type": "function", "function": {"name": f"tool_{index}", "strict": True, "parameters": parameters}}
+        {
+            "type": "function",
+            "function": {"name": f"tool_{index}", "strict": True, "parameters": parameters},
+        }
         for index in range(tool_count)
     ]
     while len(json.dumps(tools, separators=(",", ":"))) > 250 * 1024:
         properties.popitem()
         parameters["required"] = list(properties)
-    return json.dumps({"model": "m", "messages": messages, "tools": tools}, ensure_ascii=False).encode()
+    return json.dumps(
+        {"model": "m", "messages": messages, "tools": tools}, ensure_ascii=False
+    ).encode()
 
 
 def measure_seconds(call: Callable[[], object]) -> float:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Open streams through the front and through LiteLLM's proxy, with the same script behind both, one after the other.
+"""Open streams through the front and through LiteLLM's proxy, with the same script behind both, one
+after the other.
 
-Run by hand: `dev.py bench front_litellm`; it installs the proxy into an environment of its own. How to read it:
-docs/how-to/run-the-benchmarks.md.
+Run by hand: `dev.py bench front_litellm`; it installs the proxy into an environment of its own. How
+to read it: docs/how-to/run-the-benchmarks.md.
 """
 
 import argparse
@@ -52,7 +53,9 @@ PROXY_ENVIRONMENT = {
     "AIOHTTP_CONNECTOR_LIMIT_PER_HOST": "10000",
 }
 
-STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+STREAM_HEAD = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+)
 
 
 @dataclass(frozen=True)
@@ -68,14 +71,16 @@ class Row:
     streams_per_core: float
     unit_ms: float  # see _unit.py
     chunk_units: float  # CPU of a chunk, in units
-    delay_ms: tuple[float, float]  # p50 and p99 from the moment the script says a chunk to its arrival at the client
+    # p50 and p99 from the moment the script says a chunk to its arrival at the client.
+    delay_ms: tuple[float, float]
 
 
 @dataclass
 class ScriptedBackend:
     """An OpenAI-compatible backend whose streams say what they are told."""
 
-    writers: list[asyncio.StreamWriter] = field(default_factory=list)  # of the open streams, in their order
+    # Of the open streams, in their order.
+    writers: list[asyncio.StreamWriter] = field(default_factory=list)
     port: int = 0
 
     @contextlib.asynccontextmanager
@@ -91,7 +96,11 @@ class ScriptedBackend:
                 if not head.startswith("post"):  # the proxy looks around now and then
                     writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
                     continue
-                length = next(int(line[15:]) for line in head.split("\r\n") if line.startswith("content-length:"))
+                length = next(
+                    int(line[15:])
+                    for line in head.split("\r\n")
+                    if line.startswith("content-length:")
+                )
                 await reader.readexactly(length)
                 writer.write(STREAM_HEAD)
                 self.writers.append(writer)
@@ -109,13 +118,17 @@ class ScriptedBackend:
             writer.write(b"0\r\n\r\n")
         self.writers.clear()
 
-    def _send(self, writer: asyncio.StreamWriter, delta: dict[str, str], finish_reason: str | None) -> None:
+    def _send(
+        self, writer: asyncio.StreamWriter, delta: dict[str, str], finish_reason: str | None
+    ) -> None:
         chunk = {
             "id": "chatcmpl-scripted",
             "object": "chat.completion.chunk",
             "created": 1793463889,
             "model": "scripted",
-            "choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": None}],
+            "choices": [
+                {"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
+            ],
         }
         write_chunk(writer, f"data: {json.dumps(chunk)}\n\n".encode())
 
@@ -127,22 +140,50 @@ def write_chunk(writer: asyncio.StreamWriter, data: bytes) -> None:
 
 @contextlib.contextmanager
 def running_litellm(command: Path, backend_port: int, folder: Path) -> Iterator[tuple[int, int]]:
-    """LiteLLM's proxy before a backend. Yields its port and process id; raises RuntimeError when it does not start."""
+    """LiteLLM's proxy before a backend. Yields its port and process id; raises RuntimeError when it
+    does not start.
+    """
     port, log, settings = find_free_ports(1)[0], folder / "litellm.log", folder / "litellm.json"
-    model = {"model": "openai/scripted", "api_base": f"http://127.0.0.1:{backend_port}/v1", "api_key": "none"}
+    model = {
+        "model": "openai/scripted",
+        "api_base": f"http://127.0.0.1:{backend_port}/v1",
+        "api_key": "none",
+    }
     # JSON is YAML too.
-    settings.write_text(json.dumps({"model_list": [{"model_name": MODEL, "litellm_params": model}]}))
-    words = [str(command), "--config", str(settings), "--host", "127.0.0.1", "--port", str(port), "--num_workers", "1"]
-    environment = {name: value for name, value in os.environ.items() if name not in ("DATABASE_URL", "REDIS_URL")}
+    settings.write_text(
+        json.dumps({"model_list": [{"model_name": MODEL, "litellm_params": model}]})
+    )
+    words = [
+        str(command),
+        "--config",
+        str(settings),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--num_workers",
+        "1",
+    ]
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("DATABASE_URL", "REDIS_URL")
+    }
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*words, "--telemetry", "False"], cwd=folder, env=environment | PROXY_ENVIRONMENT, stdout=output, stderr=output
+            [*words, "--telemetry", "False"],
+            cwd=folder,
+            env=environment | PROXY_ENVIRONMENT,
+            stdout=output,
+            stderr=output,
         )
     try:
         deadline = time.monotonic() + START_SECONDS
         while not is_alive(port):
             if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"LiteLLM's proxy does not start\n{log.read_text(errors='replace')[-4000:]}")
+                raise RuntimeError(
+                    f"LiteLLM's proxy does not start\n{log.read_text(errors='replace')[-4000:]}"
+                )
             time.sleep(0.2)
         yield port, process.pid
     finally:
@@ -164,9 +205,13 @@ def is_alive(port: int) -> bool:
 
 
 async def measure_front(redis_url: str, count: int, seconds: int, folder: Path) -> Row:
-    """The streams through a new front; a post is what a worker's post becomes, an entry on Redis."""
+    """The streams through a new front; a post is what a worker's post becomes, an entry on
+    Redis.
+    """
     async with ScriptedApi().running() as api:
-        with running_front(f"http://127.0.0.1:{api.port}/api", redis_url, folder / "front.log", streams=count) as (
+        with running_front(
+            f"http://127.0.0.1:{api.port}/api", redis_url, folder / "front.log", streams=count
+        ) as (
             port,
             process_id,
         ):
@@ -198,7 +243,9 @@ async def measure_litellm(command: Path, count: int, seconds: int, folder: Path)
             return await run_proxied_streams(backend, port, count, seconds, process_id)
 
 
-async def run_proxied_streams(backend: ScriptedBackend, port: int, count: int, seconds: int, process_id: int) -> Row:
+async def run_proxied_streams(
+    backend: ScriptedBackend, port: int, count: int, seconds: int, process_id: int
+) -> Row:
     """One load. The first chunk opens each stream, outside of what is measured."""
     readers = [StreamClient(port) for _ in range(count)]
     opened = [asyncio.Event() for _ in readers]
@@ -206,7 +253,10 @@ async def run_proxied_streams(backend: ScriptedBackend, port: int, count: int, s
     async with asyncio.timeout(OPENING_SECONDS + count):
         for start in range(0, count, OPENED_AT_ONCE):
             part = slice(start, start + OPENED_AT_ONCE)
-            tasks += [asyncio.create_task(reader.run(event)) for reader, event in zip(readers[part], opened[part], strict=True)]
+            tasks += [
+                asyncio.create_task(reader.run(event))
+                for reader, event in zip(readers[part], opened[part], strict=True)
+            ]
             while len(backend.writers) < min(start + OPENED_AT_ONCE, count):
                 await asyncio.sleep(TICK_SECONDS)
             for writer in backend.writers[part]:
@@ -223,7 +273,10 @@ async def run_proxied_streams(backend: ScriptedBackend, port: int, count: int, s
     cpu = read_tree_cpu(process_id) - cpu  # with what it was late with
     backend.end()
     await asyncio.wait_for(asyncio.gather(*tasks), OPENING_SECONDS)
-    delays, unit_ms = sorted(delay for reader in readers for delay in reader.delays), measure_unit_ms()
+    delays, unit_ms = (
+        sorted(delay for reader in readers for delay in reader.delays),
+        measure_unit_ms(),
+    )
     return Row(
         server=LITELLM,
         streams=count,
@@ -254,8 +307,8 @@ def stamp() -> str:
 
 
 HEADER = (
-    f"{'server':8} {'streams':>8} {'chunks':>8} {'delivered':>9} {'finished':>9} {'core':>6} {'streams/core':>13} "
-    f"{'unit':>6} {'chunk units':>11} {'added ms p50/p99':>18}"
+    f"{'server':8} {'streams':>8} {'chunks':>8} {'delivered':>9} {'finished':>9} {'core':>6}"
+    f" {'streams/core':>13} {'unit':>6} {'chunk units':>11} {'added ms p50/p99':>18}"
 )
 
 
@@ -263,20 +316,28 @@ def format_row(row: Row) -> str:
     """A line of the table."""
     delay = f"{row.delay_ms[0]:.1f}/{row.delay_ms[1]:.1f}"
     return (
-        f"{row.server:8} {row.streams:8} {row.chunks:8} {row.delivered:9} {row.finished:9} {row.core_share:6.1%} "
-        f"{row.streams_per_core:13.0f} {row.unit_ms:6.2f} {row.chunk_units:11.2f} {delay:>18}"
+        f"{row.server:8} {row.streams:8} {row.chunks:8} {row.delivered:9} {row.finished:9}"
+        f" {row.core_share:6.1%} {row.streams_per_core:13.0f} {row.unit_ms:6.2f}"
+        f" {row.chunk_units:11.2f} {delay:>18}"
     )
 
 
 def compare(rows: Sequence[Row]) -> str:
-    """What the rows come to: the most streams a core of each server, and its delay at the load that both had first."""
-    best = {server: max(row.streams_per_core for row in rows if row.server == server) for server in (FRONT, LITELLM)}
-    first = {server: next(row for row in rows if row.server == server) for server in (FRONT, LITELLM)}
+    """What the rows come to: the most streams a core of each server, and its delay at the load that
+    both had first.
+    """
+    best = {
+        server: max(row.streams_per_core for row in rows if row.server == server)
+        for server in (FRONT, LITELLM)
+    }
+    first = {
+        server: next(row for row in rows if row.server == server) for server in (FRONT, LITELLM)
+    }
     times = best[FRONT] / best[LITELLM] if best[LITELLM] else 0.0
     return (
-        f"streams a core: front {best[FRONT]:.0f}, LiteLLM {best[LITELLM]:.0f}, {times:.1f} times as many; "
-        f"added at {first[FRONT].streams} streams: front {first[FRONT].delay_ms[0]:.1f} ms, "
-        f"LiteLLM {first[LITELLM].delay_ms[0]:.1f} ms"
+        f"streams a core: front {best[FRONT]:.0f}, LiteLLM {best[LITELLM]:.0f}, {times:.1f} times"
+        f" as many; added at {first[FRONT].streams} streams: front {first[FRONT].delay_ms[0]:.1f}"
+        f" ms, LiteLLM {first[LITELLM].delay_ms[0]:.1f} ms"
     )
 
 
@@ -287,8 +348,16 @@ def parse_numbers(text: str) -> list[int]:
 
 def parse_options(words: Sequence[str]) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="dev.py bench front_litellm", description=__doc__.partition("\n")[0])
-    parser.add_argument("--streams", type=parse_numbers, default=[100, 200], metavar="N,N", help="open at once through each")
+    parser = argparse.ArgumentParser(
+        prog="dev.py bench front_litellm", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument(
+        "--streams",
+        type=parse_numbers,
+        default=[100, 200],
+        metavar="N,N",
+        help="open at once through each",
+    )
     parser.add_argument(
         "--front-streams",
         type=parse_numbers,
@@ -296,8 +365,14 @@ def parse_options(words: Sequence[str]) -> argparse.Namespace:
         metavar="N,N",
         help="through the front alone",
     )
-    parser.add_argument("--seconds", type=int, default=20, help="of chunks, one a second in each stream")
-    parser.add_argument("--json", action="store_true", help="the figures as JSON on standard output, the table on standard error")
+    parser.add_argument(
+        "--seconds", type=int, default=20, help="of chunks, one a second in each stream"
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="the figures as JSON on standard output, the table on standard error",
+    )
     return parser.parse_args(words)
 
 

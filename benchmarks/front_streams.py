@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""What open streams cost one front process, and what the front adds to a completion that does not stream.
+"""What open streams cost one front process, and what the front adds to a completion that does not
+stream.
 
 Run by hand: `dev.py bench front_streams`. How to read it: docs/how-to/run-the-benchmarks.md.
 """
@@ -79,14 +80,30 @@ class CompletionRow:
 
 def parse_options(words: Sequence[str]) -> tuple[Options, bool]:
     """The options, and whether JSON is wanted."""
-    parser = argparse.ArgumentParser(prog="dev.py bench front_streams", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="dev.py bench front_streams", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument("--streams", default="100,1000", metavar="N,N", help="open at once")
-    parser.add_argument("--seconds", type=int, default=20, help="of posts, one a second of each stream")
-    parser.add_argument("--completions", type=int, default=200, help="that do not stream; 0 leaves them out")
-    parser.add_argument("--quick", action="store_true", help="a few of everything, to see that it runs")
-    parser.add_argument("--json", action="store_true", help="the figures as JSON on standard output, the table on standard error")
+    parser.add_argument(
+        "--seconds", type=int, default=20, help="of posts, one a second of each stream"
+    )
+    parser.add_argument(
+        "--completions", type=int, default=200, help="that do not stream; 0 leaves them out"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="a few of everything, to see that it runs"
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="the figures as JSON on standard output, the table on standard error",
+    )
     arguments = parser.parse_args(words)
-    options = Options([int(word) for word in arguments.streams.split(",")], arguments.seconds, arguments.completions)
+    options = Options(
+        [int(word) for word in arguments.streams.split(",")],
+        arguments.seconds,
+        arguments.completions,
+    )
     if arguments.quick:
         options = Options([5], 2, 3)
     return options, arguments.json
@@ -98,7 +115,10 @@ def parse_options(words: Sequence[str]) -> tuple[Options, bool]:
 async def measure_streams(redis_url: str, count: int, seconds: int, log: Path) -> StreamRow:
     """Open streams on a new front, post to each once a second, and read what arrives."""
     async with ScriptedApi().running() as api:
-        with running_front(f"http://127.0.0.1:{api.port}/api", redis_url, log, streams=count) as (port, process_id):
+        with running_front(f"http://127.0.0.1:{api.port}/api", redis_url, log, streams=count) as (
+            port,
+            process_id,
+        ):
             client = Redis.from_url(redis_url)
             try:
                 await run_streams(api, client, port, WARM_UP_STREAMS, 1, process_id)
@@ -107,7 +127,9 @@ async def measure_streams(redis_url: str, count: int, seconds: int, log: Path) -
                 await client.aclose()
 
 
-async def run_streams(api: ScriptedApi, client: Redis, port: int, count: int, seconds: int, process_id: int) -> StreamRow:
+async def run_streams(
+    api: ScriptedApi, client: Redis, port: int, count: int, seconds: int, process_id: int
+) -> StreamRow:
     """One load. The first post opens each stream, outside of what is measured."""
     memory_before = read_memory_kib(process_id)
     api.texts.clear()
@@ -116,7 +138,10 @@ async def run_streams(api: ScriptedApi, client: Redis, port: int, count: int, se
     async with asyncio.timeout(OPENING_SECONDS):
         for start in range(0, count, 50):
             part = slice(start, start + 50)
-            tasks += [asyncio.create_task(reader.run(event)) for reader, event in zip(readers[part], opened[part], strict=True)]
+            tasks += [
+                asyncio.create_task(reader.run(event))
+                for reader, event in zip(readers[part], opened[part], strict=True)
+            ]
             while len(api.texts) < min(start + 50, count):
                 await asyncio.sleep(TICK_SECONDS)
         ids = list(api.texts)
@@ -170,7 +195,13 @@ async def post(client: Redis, texts: dict[str, str], ids: Sequence[str], seq: in
         for request_id in ids:
             text = f"@{time.perf_counter():.6f}"
             texts[request_id] += text
-            fields = {"gen": "a generation", "seq": seq, "content": text, "worker": WORKER_ID, "model": "a/model"}
+            fields = {
+                "gen": "a generation",
+                "seq": seq,
+                "content": text,
+                "worker": WORKER_ID,
+                "model": "a/model",
+            }
             steps.xadd(f"horde:chat:stream:{request_id}", fields)  # type: ignore[arg-type]
         await steps.execute()
 
@@ -182,11 +213,16 @@ async def wait_for_chunks(readers: Sequence[StreamClient], count: int) -> None:
         await asyncio.sleep(TICK_SECONDS)
 
 
-async def finish(api: ScriptedApi, client: Redis, texts: dict[str, str], tasks: Sequence[asyncio.Task[None]]) -> None:
+async def finish(
+    api: ScriptedApi, client: Redis, texts: dict[str, str], tasks: Sequence[asyncio.Task[None]]
+) -> None:
     """Let every request be done, and its client read to the end."""
     api.texts.update(texts)
     for request_id in texts:
-        await client.publish(f"horde:chat:{request_id}", json.dumps({"id": request_id, "event": "done", "generations": 1}))
+        await client.publish(
+            f"horde:chat:{request_id}",
+            json.dumps({"id": request_id, "event": "done", "generations": 1}),
+        )
         await client.delete(f"horde:chat:stream:{request_id}")
     await asyncio.wait_for(asyncio.gather(*tasks), OPENING_SECONDS)
 
@@ -206,7 +242,10 @@ def measure_completions(redis_url: str, count: int, folder: Path) -> CompletionR
         payer = make_account(environment, "bench-payer", "--kudos", str(FUNDS))
         with running_api(environment, folder / "api.log", processes=1, threads=8) as api:
             native_url = f"http://127.0.0.1:{api.port}/api"
-            with running_front(native_url, redis_url, folder / "front.log", streams=10) as (port, _):
+            with running_front(native_url, redis_url, folder / "front.log", streams=10) as (
+                port,
+                _,
+            ):
                 parties = Parties(api.port, payer, owner, payer, is_chat=True)
                 introduce_workers(parties, 1)
                 season_workers(environment["DATABASE_URL"])
@@ -216,11 +255,15 @@ def measure_completions(redis_url: str, count: int, folder: Path) -> CompletionR
                     if number >= 3:  # the first fill caches
                         native.append(spans[0])
                         through_front.append(spans[1])
-    return CompletionRow(count, pick(sorted(native), 0.5), pick(sorted(through_front), 0.5), measure_unit_ms())
+    return CompletionRow(
+        count, pick(sorted(native), 0.5), pick(sorted(through_front), 0.5), measure_unit_ms()
+    )
 
 
 def run_native(parties: Parties, number: int) -> float:
-    """Seconds from the request to its read reply, by a client that knows at once when there is one."""
+    """Seconds from the request to its read reply, by a client that knows at once when there is
+    one.
+    """
     is_done = threading.Event()
 
     def ask() -> None:
@@ -236,7 +279,10 @@ def run_native(parties: Parties, number: int) -> float:
 def run_front(parties: Parties, port: int, number: int) -> float:
     """The same through the front."""
     body = json.dumps(build_chat_request(f"front-{number}")).encode()
-    headers = {"Authorization": f"Bearer {parties.payer.api_key}", "Content-Type": "application/json"}
+    headers = {
+        "Authorization": f"Bearer {parties.payer.api_key}",
+        "Content-Type": "application/json",
+    }
     request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/chat/completions", body, headers)
 
     def ask() -> None:
@@ -247,7 +293,9 @@ def run_front(parties: Parties, port: int, number: int) -> float:
 
 
 def run_with_worker(parties: Parties, ask: Callable[[], None], is_done: threading.Event) -> float:
-    """Seconds that a call takes while a worker pops all the time, and sets the event once it has submitted."""
+    """Seconds that a call takes while a worker pops all the time, and sets the event once it has
+    submitted.
+    """
     worker, spans = parties.connect_worker(Timings()), []
 
     def measure() -> None:
@@ -273,8 +321,8 @@ def take_job(parties: Parties, worker: object) -> dict[str, object]:
 
 
 HEADER = (
-    f"{'streams':>8} {'posts':>8} {'delivered':>9} {'finished':>9} {'core':>6} {'chunk ms':>9} {'unit':>6} "
-    f"{'chunk units':>11} {'KiB/stream':>10} {'post to chunk p50/p99':>22}"
+    f"{'streams':>8} {'posts':>8} {'delivered':>9} {'finished':>9} {'core':>6} {'chunk ms':>9}"
+    f" {'unit':>6} {'chunk units':>11} {'KiB/stream':>10} {'post to chunk p50/p99':>22}"
 )
 
 
@@ -282,8 +330,9 @@ def format_row(row: StreamRow) -> str:
     """A line of the table."""
     delay = f"{row.delay_ms[0]:.1f}/{row.delay_ms[1]:.1f}"
     return (
-        f"{row.streams:8} {row.posts:8} {row.delivered:9} {row.finished:9} {row.core_share:6.1%} {row.chunk_cpu_ms:9.3f} "
-        f"{row.unit_ms:6.2f} {row.chunk_units:11.2f} {row.stream_kib:10.1f} {delay:>22}"
+        f"{row.streams:8} {row.posts:8} {row.delivered:9} {row.finished:9} {row.core_share:6.1%}"
+        f" {row.chunk_cpu_ms:9.3f} {row.unit_ms:6.2f} {row.chunk_units:11.2f}"
+        f" {row.stream_kib:10.1f} {delay:>22}"
     )
 
 
@@ -297,19 +346,26 @@ def main(words: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         print(HEADER, file=table, flush=True)
         for count in options.streams:
-            rows.append(asyncio.run(measure_streams(redis_url, count, options.seconds, Path(folder) / "front.log")))
+            rows.append(
+                asyncio.run(
+                    measure_streams(redis_url, count, options.seconds, Path(folder) / "front.log")
+                )
+            )
             print(format_row(rows[-1]), file=table, flush=True)
         if options.completions:
             completions = measure_completions(redis_url, options.completions, Path(folder))
             print(
-                f"completion p50: native {completions.native_ms:.1f} ms, through the front {completions.front_ms:.1f} ms, "
-                f"added {completions.added_ms:.1f} ms; unit {completions.unit_ms:.2f}",
+                f"completion p50: native {completions.native_ms:.1f} ms, through the front"
+                f" {completions.front_ms:.1f} ms, added {completions.added_ms:.1f} ms; unit"
+                f" {completions.unit_ms:.2f}",
                 file=table,
             )
     if is_json:
         figures = {"streams": [dataclasses.asdict(row) for row in rows]}
         if completions is not None:
-            figures["completions"] = [dataclasses.asdict(completions) | {"added_ms": completions.added_ms}]
+            figures["completions"] = [
+                dataclasses.asdict(completions) | {"added_ms": completions.added_ms}
+            ]
         print(json.dumps(figures, indent=2))
 
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""How much longer a chat request with 20 images of 1 MiB takes than decoding and encoding the same images alone.
+"""How much longer a chat request with 20 images of 1 MiB takes than decoding and encoding the same
+images alone.
 
-Run by hand: `dev.py bench images [--rounds 3]`. The aim is a ratio of at most 1.3, and never more than two images decoded at
-a time in one process.
+Run by hand: `dev.py bench images [--rounds 3]`. The aim is a ratio of at most 1.3, and never more
+than two images decoded at a time in one process.
 """
 
 import argparse
@@ -31,7 +32,9 @@ POLL_SECONDS = 0.02
 
 
 def build_photo(seed: int) -> bytes:
-    """A JPEG of nearly 1 MiB: noise over a gradient, about as hard as a photo of three million pixels."""
+    """A JPEG of nearly 1 MiB: noise over a gradient, about as hard as a photo of three million
+    pixels.
+    """
     noise = Image.effect_noise((2000, 1500), 20 + seed % 3)
     gradient = Image.linear_gradient("L").resize((2000, 1500))
     photo = Image.merge("RGB", [Image.blend(noise, gradient, share) for share in (0.3, 0.5, 0.7)])
@@ -48,11 +51,18 @@ def build_photo(seed: int) -> bytes:
 def build_request(photos: list[bytes]) -> dict[str, Any]:
     """One user message of all the images."""
     parts = [
-        {"type": "image_url", "image_url": {"url": f"data:image/jpeg;base64,{base64.b64encode(photo).decode()}"}}
+        {
+            "type": "image_url",
+            "image_url": {"url": f"data:image/jpeg;base64,{base64.b64encode(photo).decode()}"},
+        }
         for photo in photos
     ]
     text = {"type": "text", "text": "What is in these?"}
-    return {"model": MODEL, "messages": [{"role": "user", "content": [text, *parts]}], "max_tokens": 64}
+    return {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": [text, *parts]}],
+        "max_tokens": 64,
+    }
 
 
 def build_pop() -> dict[str, Any]:
@@ -113,7 +123,9 @@ def read_peak_mebibytes(process_id: int) -> int:
         try:
             if b"_image_helper" not in Path(f"/proc/{child}/cmdline").read_bytes():
                 lines = Path(f"/proc/{child}/status").read_text().splitlines()
-                peaks += [int(line.split()[1]) // 1024 for line in lines if line.startswith("VmHWM")]
+                peaks += [
+                    int(line.split()[1]) // 1024 for line in lines if line.startswith("VmHWM")
+                ]
         except OSError:
             continue
     return max(peaks)
@@ -135,14 +147,19 @@ def main() -> None:
         account = make_account(environment, "benchmark", "--trusted", "--kudos", "1000000")
         with running_api(environment, Path(folder) / "api.log", processes=1, threads=8) as api:
             timings = Timings()
-            clients = [Connection(api.port, account.api_key, timings) for _ in range(REQUESTS_AT_ONCE)]
+            clients = [
+                Connection(api.port, account.api_key, timings) for _ in range(REQUESTS_AT_ONCE)
+            ]
             clients[0].call("pop", "POST", "/generate/text/pop", build_pop())
             clients[0].call("warm", "POST", "/generate/chat/async", build_request(photos[:1]))
             alone = min(measure_alone(photos) for _ in range(options.rounds))
             for _ in range(options.rounds):
                 clients[0].call("one", "POST", "/generate/chat/async", body)
             threads = [
-                threading.Thread(target=client.call, args=("many", "POST", "/generate/chat/async", body)) for client in clients
+                threading.Thread(
+                    target=client.call, args=("many", "POST", "/generate/chat/async", body)
+                )
+                for client in clients
             ]
             for thread in threads:
                 thread.start()
@@ -164,9 +181,18 @@ def main() -> None:
         return
     print(f"{figures['images']} images, {figures['mebibytes']} MiB")
     print(f"decode and encode alone   {figures['alone_seconds']:7.3f} s")
-    print(f"the whole request         {figures['request_seconds']:7.3f} s   {figures['ratio']} x, aim 1.3")
-    print(f"decoded at once           {figures['decoded_at_once']:7d}     of {REQUESTS_AT_ONCE} requests at once, aim 2")
-    print(f"memory of the API         {figures['peak_mebibytes']:7d} MiB after {REQUESTS_AT_ONCE} requests at once")
+    print(
+        f"the whole request         {figures['request_seconds']:7.3f} s   {figures['ratio']} x,"
+        " aim 1.3"
+    )
+    print(
+        f"decoded at once           {figures['decoded_at_once']:7d}     of {REQUESTS_AT_ONCE}"
+        " requests at once, aim 2"
+    )
+    print(
+        f"memory of the API         {figures['peak_mebibytes']:7d} MiB after {REQUESTS_AT_ONCE}"
+        " requests at once"
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Where the API's CPU goes, route by route: one thread calls the application in this process, without HTTP.
+"""Where the API's CPU goes, route by route: one thread calls the application in this process,
+without HTTP.
 
-Run by hand: `dev.py bench profile_routes [--route pop] [--depth 10000] [--functions 40] [--calls 300]`.
-CPU of this process only: what Postgres and Redis spend is in their own processes.
+Run by hand: `dev.py bench profile_routes [--route pop] [--depth 10000] [--functions 40] [--calls
+300]`. CPU of this process only: what Postgres and Redis spend is in their own processes.
 """
 
 import argparse
@@ -86,14 +87,18 @@ def describe_function(frame: FrameType) -> str:
 
 
 def find_package(path: str) -> str | None:
-    """The package that a frame belongs to; the standard library belongs to whoever calls it, except logging."""
+    """The package that a frame belongs to; the standard library belongs to whoever calls it, except
+    logging.
+    """
     short = path.removeprefix(ROOT).rpartition("site-packages/")[2].rpartition("lib/python3.12/")[2]
     return next((name for part, name in PACKAGES if short.startswith(part)), None)
 
 
 @contextmanager
 def sampling(samples: Samples) -> Iterator[None]:
-    """Take a sample of the main thread's stack for each millisecond of CPU that the process spends."""
+    """Take a sample of the main thread's stack for each millisecond of CPU that the process
+    spends.
+    """
     signal.signal(signal.SIGPROF, lambda _signal, frame: samples.add(frame))
     signal.setitimer(signal.ITIMER_PROF, SAMPLE_SECONDS, SAMPLE_SECONDS)
     try:
@@ -156,7 +161,9 @@ def list_routes(client: Caller, worker: Caller) -> list[Route]:
         return client.call("POST", f"/generate/{family}/async", body)
 
     def pop(name: str = "chat") -> Any:
-        return worker.call("POST", "/generate/text/pop", build_pop(f"{name} worker", is_chat=name == "chat"))
+        return worker.call(
+            "POST", "/generate/text/pop", build_pop(f"{name} worker", is_chat=name == "chat")
+        )
 
     def take(family: str) -> Any:
         request(family)
@@ -177,14 +184,24 @@ def list_routes(client: Caller, worker: Caller) -> list[Route]:
     routes = [Route("heartbeat", lambda: None, lambda _: client.call("GET", "/status/heartbeat"))]
     for family in ("text", "chat"):
         routes += [
-            Route(f"{family} idle pop", lambda family=family: clear(family), lambda _, family=family: pop(family)),
+            Route(
+                f"{family} idle pop",
+                lambda family=family: clear(family),
+                lambda _, family=family: pop(family),
+            ),
             Route(f"{family} async", lambda: None, lambda _, family=family: request(family)),
-            Route(f"{family} pop", lambda family=family: request(family), lambda _, family=family: pop(family)),
+            Route(
+                f"{family} pop",
+                lambda family=family: request(family),
+                lambda _, family=family: pop(family),
+            ),
             Route(f"{family} submit", lambda family=family: take(family), submit),
             Route(
                 f"{family} status",
                 lambda family=family: finish(family),
-                lambda wp_id, family=family: client.call("GET", f"/generate/{family}/status/{wp_id}"),
+                lambda wp_id, family=family: client.call(
+                    "GET", f"/generate/{family}/status/{wp_id}"
+                ),
             ),
         ]
     return routes
@@ -199,7 +216,8 @@ def measure(route: Route, calls: int) -> tuple[float, float, Samples]:
     # Not sampled: a signal costs some tens of microseconds itself.
     for _ in range(calls):
         argument = route.prepare()
-        cpu_before, wall_before = time.thread_time(), time.perf_counter()  # exact also beside the sampling timer
+        # Exact also beside the sampling timer.
+        cpu_before, wall_before = time.thread_time(), time.perf_counter()
         route.call(argument)
         cpu += time.thread_time() - cpu_before
         wall += time.perf_counter() - wall_before
@@ -223,10 +241,16 @@ def print_samples(samples: Samples, cpu_ms: float, count: int) -> None:
 
 def main() -> None:
     """Print a table, and for each route asked for the places."""
-    parser = argparse.ArgumentParser(prog="dev.py bench profile_routes", description=__doc__.partition("\n")[0])
-    parser.add_argument("--route", action="append", default=[], help="part of a route's name; may be given again")
+    parser = argparse.ArgumentParser(
+        prog="dev.py bench profile_routes", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument(
+        "--route", action="append", default=[], help="part of a route's name; may be given again"
+    )
     parser.add_argument("--calls", type=int, default=300)
-    parser.add_argument("--functions", type=int, default=0, help="rows of the list of functions; 0 leaves it out")
+    parser.add_argument(
+        "--functions", type=int, default=0, help="rows of the list of functions; 0 leaves it out"
+    )
     parser.add_argument("--log", default="/dev/null", help="where the application's log goes")
     arguments = parser.parse_args()
     with own_database(os.environ["DATABASE_URL"]) as environment:
@@ -235,7 +259,9 @@ def main() -> None:
         os.environ.update(environment)
         client, worker = build_callers(payer.api_key, owner.api_key, arguments.log)
         for name in ("text", "chat"):
-            worker.call("POST", "/generate/text/pop", build_pop(f"{name} worker", is_chat=name == "chat"))
+            worker.call(
+                "POST", "/generate/text/pop", build_pop(f"{name} worker", is_chat=name == "chat")
+            )
         season_workers(environment["DATABASE_URL"])
         print(f"{'route':16} {'CPU ms':>8} {'wall ms':>8} {'units':>8}")
         for route in list_routes(client, worker):
@@ -244,20 +270,25 @@ def main() -> None:
             unit_before = measure_unit_ms()
             cpu_ms, wall_ms, samples = measure(route, arguments.calls)
             unit_ms = (unit_before + measure_unit_ms()) / 2
-            print(f"{route.name:16} {cpu_ms:8.3f} {wall_ms:8.3f} {cpu_ms / unit_ms:8.2f}", flush=True)
+            print(
+                f"{route.name:16} {cpu_ms:8.3f} {wall_ms:8.3f} {cpu_ms / unit_ms:8.2f}", flush=True
+            )
             if arguments.functions:
                 print_samples(samples, cpu_ms, arguments.functions)
 
 
 def build_callers(payer_key: str, owner_key: str, log: str) -> tuple[Caller, Caller]:
-    """The application in this process, once for each of its users, logging as in production but to a file."""
+    """The application in this process, once for each of its users, logging as in production but to
+    a file.
+    """
     config = Config.from_environment(os.environ)
     configure_logging(config.log_level, config.log_json)
     for handler in logging.getLogger().handlers:
         if isinstance(handler, logging.StreamHandler):
             handler.setStream(open(log, "w"))  # noqa: SIM115
     app = create_app(config)
-    start_account_listener(threading.Event())  # as the server does: without news nothing of an account is believed
+    # As the server does: without news nothing of an account is believed.
+    start_account_listener(threading.Event())
     time.sleep(LISTENER_SECONDS)
     return Caller(app, payer_key), Caller(app, owner_key)
 

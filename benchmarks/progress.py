@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""How long a progress post takes beside the bare script that it runs on Redis, and how soon its reader has it.
+"""How long a progress post takes beside the bare script that it runs on Redis, and how soon its
+reader has it.
 
-Run by hand: `dev.py bench progress`. The content of each post is the moment it was sent at, so that a reader knows its age.
-Source of the figures' meaning: docs/how-to/run-the-benchmarks.md.
+Run by hand: `dev.py bench progress`. The content of each post is the moment it was sent at, so that
+a reader knows its age. Source of the figures' meaning: docs/how-to/run-the-benchmarks.md.
 """
 
 import argparse
@@ -54,7 +55,9 @@ class Options:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table. Milliseconds are p50 and p99; CPU, statements and commits are for each post."""
+    """One line of the table. Milliseconds are p50 and p99; CPU, statements and commits are for each
+    post.
+    """
 
     name: str
     jobs: int
@@ -65,7 +68,8 @@ class Row:
     server_ms: tuple[float, float] | None  # as the API's log has it
     script_ratio: float | None  # p50 of the server as a multiple of the script's
     client_ms: tuple[float, float] | None  # from the first byte sent to the answer
-    reader_ms: tuple[float, float] | None  # from the first byte sent to the return of a reader's XREAD
+    # From the first byte sent to the return of a reader's XREAD.
+    reader_ms: tuple[float, float] | None
     api_cpu_ms: float | None
     statements: float | None
     commits: float | None
@@ -104,14 +108,24 @@ class Reader:
 
 def parse_options(words: Sequence[str]) -> tuple[Options, bool]:
     """The options, and whether JSON is wanted."""
-    parser = argparse.ArgumentParser(prog="dev.py bench progress", description=__doc__.partition("\n")[0])
-    parser.add_argument("--jobs", type=int, default=200, help="that stream at once, a post a second each")
+    parser = argparse.ArgumentParser(
+        prog="dev.py bench progress", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=200, help="that stream at once, a post a second each"
+    )
     parser.add_argument("--seconds", type=float, default=15.0, help="they stream for")
-    parser.add_argument("--posts", type=int, default=500, help="sent one after the other with nothing else going on")
+    parser.add_argument(
+        "--posts", type=int, default=500, help="sent one after the other with nothing else going on"
+    )
     parser.add_argument("--processes", type=int, default=2, help="of the API")
     parser.add_argument("--threads", type=int, default=16, help="of each of them")
     parser.add_argument("--quick", action="store_true", help="a few posts, to see that it runs")
-    parser.add_argument("--json", action="store_true", help="the figures as JSON on standard output, the table on standard error")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="the figures as JSON on standard output, the table on standard error",
+    )
     arguments = parser.parse_args(words)
     options = Options(
         jobs=arguments.jobs,
@@ -121,15 +135,26 @@ def parse_options(words: Sequence[str]) -> tuple[Options, bool]:
         threads=arguments.threads,
     )
     if arguments.quick:
-        options = dataclasses.replace(options, jobs=4, seconds=2.0, posts=10, processes=1, threads=4)
+        options = dataclasses.replace(
+            options, jobs=4, seconds=2.0, posts=10, processes=1, threads=4
+        )
     return options, arguments.json
 
 
 class Benchmark:
     """One run against one API."""
 
-    def __init__(self, options: Options, api: Api, log: Path, meter: Meter, payer: Account, owner: Account) -> None:
-        self.options, self.api, self.log, self.meter, self.payer, self.owner = options, api, log, meter, payer, owner
+    def __init__(
+        self, options: Options, api: Api, log: Path, meter: Meter, payer: Account, owner: Account
+    ) -> None:
+        self.options, self.api, self.log, self.meter, self.payer, self.owner = (
+            options,
+            api,
+            log,
+            meter,
+            payer,
+            owner,
+        )
         self.redis_url = os.environ["REDIS_URL"]
         self.log_place = 0
         self.timings = Timings()
@@ -157,7 +182,11 @@ class Benchmark:
     def pop(self, worker: Connection) -> dict[str, Any]:
         """A job, or the body of an idle pop."""
         limits = {"max_length": MAX_TOKENS, "max_context_length": 4096}
-        body = build_pop(WORKER_NAME, is_chat=True) | {"threads": 50, "chat_limits": limits, **limits}
+        body = build_pop(WORKER_NAME, is_chat=True) | {
+            "threads": 50,
+            "chat_limits": limits,
+            **limits,
+        }
         return dict(worker.call("pop", "POST", "/generate/text/pop", body))
 
     def take_jobs(self, worker: Connection, count: int) -> list[Job]:
@@ -185,7 +214,16 @@ class Benchmark:
             seconds = []
             for seq in range(1, self.options.posts + 1):
                 content = f"{time.perf_counter():.6f}"
-                arguments = [fields["key"], seq, content, "", len(content), f"{time.time():.6f}", job.answer["id"], 150]
+                arguments = [
+                    fields["key"],
+                    seq,
+                    content,
+                    "",
+                    len(content),
+                    f"{time.time():.6f}",
+                    job.answer["id"],
+                    150,
+                ]
                 started = time.perf_counter()
                 client.evalsha(sha, 1, lease, *arguments)
                 seconds.append(time.perf_counter() - started)
@@ -208,7 +246,9 @@ class Benchmark:
         self.read_log()
         late: list[int] = []
         with self.reading(jobs) as reader:
-            row = self.measure("streaming", jobs, lambda: late.append(self.post_each_second(jobs)), reader)
+            row = self.measure(
+                "streaming", jobs, lambda: late.append(self.post_each_second(jobs)), reader
+            )
         return self.finish(dataclasses.replace(row, late=sum(late)), worker, jobs)
 
     def post_in_turn(self, worker: Connection, job: Job) -> None:
@@ -220,7 +260,10 @@ class Benchmark:
         """The posts of all jobs, evenly over each second; how many were late."""
         started = time.monotonic()
         late: list[int] = []
-        shares = [jobs[place : place + JOBS_OF_A_POSTER] for place in range(0, len(jobs), JOBS_OF_A_POSTER)]
+        shares = [
+            jobs[place : place + JOBS_OF_A_POSTER]
+            for place in range(0, len(jobs), JOBS_OF_A_POSTER)
+        ]
         failures: list[BaseException] = []
 
         def serve(place: int, share: Sequence[Job]) -> None:
@@ -239,7 +282,10 @@ class Benchmark:
             late.append(count)
             connection.close()
 
-        threads = [threading.Thread(target=serve, args=(place, share)) for place, share in enumerate(shares)]
+        threads = [
+            threading.Thread(target=serve, args=(place, share))
+            for place, share in enumerate(shares)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -296,7 +342,9 @@ class Benchmark:
             for job in jobs:
                 entries: Any = client.xrange(build_stream_key(job.request_id))
                 found = [fields["content"] for _, fields in entries]
-                lost += sum(posted != entry for posted, entry in zip(job.posted, found, strict=False))
+                lost += sum(
+                    posted != entry for posted, entry in zip(job.posted, found, strict=False)
+                )
                 lost += abs(len(job.posted) - len(found))
                 worker.call("submit", "POST", "/generate/text/submit", build_submit(job.answer))
                 client.delete(build_stream_key(job.request_id))
@@ -344,7 +392,9 @@ class RunningReader:
 def build_row(name: str, *, jobs: int, posts: int, **figures: Any) -> Row:
     """A row of which only some figures are measured."""
     measured = {column.name: None for column in dataclasses.fields(Row)} | figures
-    return Row(**measured | {"name": name, "jobs": jobs, "posts": posts, "unit_ms": measure_unit_ms()})
+    return Row(
+        **measured | {"name": name, "jobs": jobs, "posts": posts, "unit_ms": measure_unit_ms()}
+    )
 
 
 def summarize(seconds: Sequence[float]) -> tuple[float, float] | None:
@@ -373,7 +423,10 @@ def format_row(row: Row) -> str:
             show(row.api_cpu_ms, 7, 2),
             show(row.statements, 5, 2),
             show(row.commits, 7, 2),
-            f"{'-' if row.lost is None else row.lost:>5} {'-' if row.late is None else row.late:>5}",
+            (
+                f"{'-' if row.lost is None else row.lost:>5}"
+                f" {'-' if row.late is None else row.late:>5}"
+            ),
         ]
     )
 
@@ -384,12 +437,17 @@ def main(words: Sequence[str]) -> None:
     sys.setswitchinterval(THREAD_SWITCH_SECONDS)
     table = sys.stderr if is_json else sys.stdout
     rows: list[Row] = []
-    with own_database(os.environ["DATABASE_URL"]) as environment, tempfile.TemporaryDirectory() as folder:
+    with (
+        own_database(os.environ["DATABASE_URL"]) as environment,
+        tempfile.TemporaryDirectory() as folder,
+    ):
         owner = make_account(environment, "bench-owner")
         payer = make_account(environment, "bench-payer", "--kudos", str(FUNDS))
         log = Path(folder) / "api.log"
         environment["HORDE_LOG_FORMAT"] = "json"
-        with running_api(environment, log, processes=options.processes, threads=options.threads) as api:
+        with running_api(
+            environment, log, processes=options.processes, threads=options.threads
+        ) as api:
             meter = Meter(environment["DATABASE_URL"], api.process_id)
             print(f"API: {options.processes} processes of {options.threads} threads", file=table)
             print(HEADER, file=table, flush=True)

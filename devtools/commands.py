@@ -19,7 +19,8 @@ from devtools.services import Services
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = Path(sys.executable).parent
 
-# Set before any model class is made, it keeps logfire (through horde_sdk) from loading 500 modules into each process.
+# Set before any model class is made, it keeps logfire (through horde_sdk) from loading 500 modules
+# into each process.
 QUIET_PLUGINS = {"PYDANTIC_DISABLE_PLUGINS": "logfire-plugin"}
 
 MOST_TEST_PROCESSES = 4  # each starts its own Redis and database; more gain little
@@ -44,9 +45,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def run_tests(options: Sequence[str]) -> NoReturn:
-    """pytest, one process per core unless the options say otherwise; the services come from tests/services.py.
+    """pytest, one process per core unless the options say otherwise; the services come from
+    tests/services.py.
 
-    Does not return: this process becomes pytest, so that a signal sent to it reaches pytest, which cleans up.
+    Does not return: this process becomes pytest, so that a signal sent to it reaches pytest, which
+    cleans up.
     """
     command = [sys.executable, "-m", "pytest", *choose_process_count(options), *options]
     os.chdir(ROOT)
@@ -54,7 +57,9 @@ def run_tests(options: Sequence[str]) -> NoReturn:
 
 
 def choose_process_count(options: Sequence[str]) -> list[str]:
-    """``-n`` with its distribution by file, so that a file's fixtures are made once; nothing when it is chosen already."""
+    """``-n`` with its distribution by file, so that a file's fixtures are made once; nothing when
+    it is chosen already.
+    """
     if any(option.startswith(("-n", "--numprocesses", "--pdb", "--dist")) for option in options):
         return []
     count = min(MOST_TEST_PROCESSES, os.cpu_count() or 1)
@@ -72,7 +77,12 @@ class Step:
     def start(self) -> None:
         """Begin; the output waits in a pipe."""
         self.process = subprocess.Popen(
-            self.command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            self.command,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
 
     def finish(self) -> bool:
@@ -87,9 +97,13 @@ class Step:
 
 
 def check() -> int:
-    """Everything that passes before a commit. All checks run, so that one run shows all failures."""
+    """Everything that passes before a commit. All checks run, so that one run shows all
+    failures.
+    """
     started = time.monotonic()
-    typed = [name for name in ("horde", "devtools", "dev.py", "server.py") if (ROOT / name).exists()]
+    typed = [
+        name for name in ("horde", "devtools", "dev.py", "server.py") if (ROOT / name).exists()
+    ]
     pytest = ["-q", "-n", "0", "-p", "no:schemathesis", "-p", "no:cacheprovider"]
     steps = [
         Step("format", [str(SCRIPTS / "ruff"), "format", "--check", "."]),
@@ -112,16 +126,28 @@ def format_code() -> int:
 
 
 def run_benchmark(words: Sequence[str]) -> int:
-    """Run ``benchmarks/<name>.py`` against throw-away services; without a name, list what there is."""
-    names = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if not path.stem.startswith("_"))
+    """Run ``benchmarks/<name>.py`` against throw-away services; without a name, list what there
+    is.
+    """
+    names = sorted(
+        path.stem for path in (ROOT / "benchmarks").glob("*.py") if not path.stem.startswith("_")
+    )
     if not words or words[0] not in names:
-        print("usage: dev.py bench NAME [option ...]\nbenchmarks: " + (", ".join(names) or "none yet"), file=sys.stderr)
+        print(
+            "usage: dev.py bench NAME [option ...]\nbenchmarks: "
+            + (", ".join(names) or "none yet"),
+            file=sys.stderr,
+        )
         return 0 if not words else 2
     with tempfile.TemporaryDirectory(prefix="horde-bench-") as folder:
         services = Services(Path(folder) / "state", os.environ)
         try:
             environment = {**os.environ, **services.start().build_environment()}
-            return subprocess.call([sys.executable, "-m", f"benchmarks.{words[0]}", *words[1:]], cwd=ROOT, env=environment)
+            return subprocess.call(
+                [sys.executable, "-m", f"benchmarks.{words[0]}", *words[1:]],
+                cwd=ROOT,
+                env=environment,
+            )
         except StartFailed as error:
             print(f"dev.py: {error}", file=sys.stderr)
             return 1

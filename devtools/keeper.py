@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """Throw-away services for a run of tests: ``python -m devtools.keeper STATE --watch PID``.
 
-One process of its own keeps them for all processes of the run, since each of those may end before the others. It
-writes STATE/addresses.json when they answer, and stops and deletes everything on SIGTERM or when PID is gone.
+One process of its own keeps them for all processes of the run, since each of those may end before
+the others. It writes STATE/addresses.json when they answer, and stops and deletes everything on
+SIGTERM or when PID is gone.
 """
 
 import argparse
@@ -22,7 +23,9 @@ ADDRESSES = "addresses.json"
 
 
 def main() -> int:
-    """Keep services until told to stop. Returns 1 when they do not start; the reason is on stderr."""
+    """Keep services until told to stop. Returns 1 when they do not start; the reason is on
+    stderr.
+    """
     parser = argparse.ArgumentParser(description="Keep throw-away services.")
     parser.add_argument("state", type=Path)
     parser.add_argument("--watch", type=int, required=True, metavar="PID")

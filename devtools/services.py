@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Postgres, Redis and an S3 store from wheels, for development and tests: no Docker, no root, no system packages.
+"""Postgres, Redis and an S3 store from wheels, for development and tests: no Docker, no root, no
+system packages.
 
-A service whose address is in the environment (DATABASE_URL, REDIS_URL, S3_ENDPOINT) is not started. Everything
-listens on loopback, on free ports that differ from start to start; what has to last lies in the state folder.
+A service whose address is in the environment (DATABASE_URL, REDIS_URL, S3_ENDPOINT) is not started.
+Everything listens on loopback, on free ports that differ from start to start; what has to last lies
+in the state folder.
 """
 
 import shutil
@@ -45,12 +47,15 @@ class ServiceAddresses:
 
 
 class Services:
-    """The services of one state folder. Call ``start`` from the main thread (see ``Child``) and ``stop`` at the end.
+    """The services of one state folder. Call ``start`` from the main thread (see ``Child``) and
+    ``stop`` at the end.
 
     ``durable`` keeps Redis over restarts too and waits for the disk; without it speed comes first.
     """
 
-    def __init__(self, state: Path, environment: Mapping[str, str], *, durable: bool = True) -> None:
+    def __init__(
+        self, state: Path, environment: Mapping[str, str], *, durable: bool = True
+    ) -> None:
         self.state = state.resolve()
         self.environment = environment
         self.durable = durable
@@ -69,11 +74,20 @@ class Services:
         # The store is the slowest, so it comes up while the database is made.
         if "S3_ENDPOINT" not in self.environment:
             keys = (known["s3_access_key"], known["s3_secret_key"])
-            services.append(weed := WeedStore(self.state, access_key=keys[0], secret_key=keys[1], bucket=bucket))
+            services.append(
+                weed := WeedStore(self.state, access_key=keys[0], secret_key=keys[1], bucket=bucket)
+            )
         if "REDIS_URL" not in self.environment:
-            services.append(valkey := Valkey(self.state, password=known["redis_password"], durable=self.durable))
+            services.append(
+                valkey := Valkey(self.state, password=known["redis_password"], durable=self.durable)
+            )
         if "DATABASE_URL" not in self.environment:
-            postgres = Postgres(self.state, password=known["postgres_password"], token=known["token"], durable=self.durable)
+            postgres = Postgres(
+                self.state,
+                password=known["postgres_password"],
+                token=known["token"],
+                durable=self.durable,
+            )
             services.append(postgres)
         try:
             self.launcher.launch_all(services)
@@ -82,7 +96,8 @@ class Services:
             raise
         store = weed.store if weed else self.read_store()
         if weed is None:
-            store.make_bucket(bucket)  # best effort: the keys may not be allowed to, and it may exist
+            # Best effort: the keys may not be allowed to, and it may exist.
+            store.make_bucket(bucket)
         return ServiceAddresses(
             database_url=postgres.url if postgres else self.environment["DATABASE_URL"],
             redis_url=valkey.url if valkey else self.environment["REDIS_URL"],
@@ -107,6 +122,8 @@ class Services:
         try:
             keys = self.environment["AWS_ACCESS_KEY_ID"], self.environment["AWS_SECRET_ACCESS_KEY"]
         except KeyError as error:
-            raise StartFailed(f"S3_ENDPOINT is set, so {error.args[0]} has to be set too") from error
+            raise StartFailed(
+                f"S3_ENDPOINT is set, so {error.args[0]} has to be set too"
+            ) from error
         region = self.environment.get("AWS_DEFAULT_REGION", "auto")
         return Store(self.environment["S3_ENDPOINT"], keys[0], keys[1], region)

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""``dev.py run`` and ``dev.py stop``: services, API, front, a small model and a worker, held together by one supervisor.
+"""``dev.py run`` and ``dev.py stop``: services, API, front, a small model and a worker, held
+together by one supervisor.
 
-The supervisor is the process of ``run`` itself, or with ``--detach`` one in the background. It holds a lock on the
-state folder while it lives, so a ``run.json`` that a killed stack left behind is never taken for a running one.
+The supervisor is the process of ``run`` itself, or with ``--detach`` one in the background. It
+holds a lock on the state folder while it lives, so a ``run.json`` that a killed stack left behind
+is never taken for a running one.
 """
 
 import argparse
@@ -25,7 +27,14 @@ from typing import IO, Any
 from devtools.backend import DEMO_MODEL_NAME, Backend, find_demo_model
 from devtools.command_line import DEFAULT_FRONT_PORT
 from devtools.launcher import Launcher
-from devtools.processes import Child, StartFailed, Stopped, find_free_ports, is_port_free, raise_when_asked_to_stop
+from devtools.processes import (
+    Child,
+    StartFailed,
+    Stopped,
+    find_free_ports,
+    is_port_free,
+    raise_when_asked_to_stop,
+)
 from devtools.services import ServiceAddresses, Services
 from devtools.state import load_secrets, make_state_folder, write_private
 
@@ -74,17 +83,32 @@ def run(arguments: argparse.Namespace) -> int:
 def run_detached(state: Path, arguments: argparse.Namespace) -> int:
     """Start the supervisor in the background and show what it says until it is ready."""
     log = state / "logs" / "supervisor.log"
-    command = [sys.executable, str(ROOT / "dev.py"), "run", "--port", str(arguments.port), "--state", str(state)]
+    command = [
+        sys.executable,
+        str(ROOT / "dev.py"),
+        "run",
+        "--port",
+        str(arguments.port),
+        "--state",
+        str(state),
+    ]
     command += ["--front-port", str(arguments.front_port)] if arguments.front_port else []
     command += ["--no-worker"] if arguments.no_worker else []
     command += ["--backend", arguments.backend] if arguments.backend else []
     with log.open("wb") as output:
         supervisor = subprocess.Popen(
-            command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            command,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
         )
     with log.open() as said:
         try:
-            while (code := supervisor.poll()) is None and read_run_file(state).get("pid") != supervisor.pid:
+            while (code := supervisor.poll()) is None and read_run_file(state).get(
+                "pid"
+            ) != supervisor.pid:
                 sys.stdout.write(said.read())
                 sys.stdout.flush()
                 time.sleep(0.1)
@@ -132,7 +156,9 @@ class Stack:
         self.wanted_front_port: int | None = arguments.front_port
         self.front_port = arguments.front_port or DEFAULT_FRONT_PORT
         self.with_worker = not arguments.no_worker
-        self.backend_url: str | None = arguments.backend and arguments.backend.rstrip("/").removesuffix("/v1")
+        self.backend_url: str | None = arguments.backend and arguments.backend.rstrip(
+            "/"
+        ).removesuffix("/v1")
         self.services = Services(state, os.environ)
         self.programs = Launcher(state / "programs.json")
         self.secrets = load_secrets(state)
@@ -150,14 +176,18 @@ class Stack:
         return f"http://127.0.0.1:{self.front_port}"
 
     def start(self) -> None:
-        """Start all, each as soon as what it needs answers; then write run.json. Raises StartFailed."""
+        """Start all, each as soon as what it needs answers; then write run.json. Raises
+        StartFailed.
+        """
         started = time.monotonic()
         (self.state / "run.json").unlink(missing_ok=True)
         self.programs.wait_for_leftovers()
         if not is_port_free(self.port):
             raise StartFailed(f"port {self.port} is taken; choose another one with --port")
         if self.wanted_front_port is not None and not is_port_free(self.wanted_front_port):
-            raise StartFailed(f"port {self.wanted_front_port} is taken; choose another one with --front-port")
+            raise StartFailed(
+                f"port {self.wanted_front_port} is taken; choose another one with --front-port"
+            )
         backend = self.launch_backend() if self.with_worker and self.backend_url is None else None
         say("Starting the services ...")
         addresses = self.services.start()
@@ -168,7 +198,8 @@ class Stack:
         api_child = self.programs.launch(api)
         front = Front(self, environment)
         front_child = self.programs.launch(front)
-        user = self.require_demo_user(environment)  # needs the database only, so it is made while the API comes up
+        # Needs the database only, so it is made while the API comes up.
+        user = self.require_demo_user(environment)
         self.programs.wait_until_ready(api, api_child)
         self.programs.wait_until_ready(front, front_child)
         self.facts = {
@@ -198,29 +229,53 @@ class Stack:
         return {**defaults, **os.environ, **addresses.build_environment()}
 
     def require_demo_user(self, environment: dict[str, str]) -> dict[str, str]:
-        """{id, alias, api_key} of the user that owns the worker and makes the example request; made once per state."""
+        """{id, alias, api_key} of the user that owns the worker and makes the example request; made
+        once per state.
+        """
         path = self.state / "demo-user.json"
         if not path.exists():
-            words = [str(HORDE), "user", "create", "--username", "demo", "--trusted", "--kudos", str(DEMO_KUDOS)]
+            words = [
+                str(HORDE),
+                "user",
+                "create",
+                "--username",
+                "demo",
+                "--trusted",
+                "--kudos",
+                str(DEMO_KUDOS),
+            ]
             write_private(path, run_program(words, environment, self.state))
         return {str(name): str(value) for name, value in json.loads(path.read_text()).items()}
 
     def launch_backend(self) -> tuple[Backend, Child]:
         """The small model's server, which loads while the rest starts."""
-        backend = Backend(find_demo_model(), name=DEMO_MODEL_NAME, log=self.state / "logs" / "backend.log")
+        backend = Backend(
+            find_demo_model(), name=DEMO_MODEL_NAME, log=self.state / "logs" / "backend.log"
+        )
         return backend, self.programs.launch(backend)
 
     def start_worker(self, key: str, environment: dict[str, str]) -> None:
         """The bridge that offers the backend; returns when the API lists its model."""
         say("Starting the worker ...")
         name = f"demo-worker-{self.secrets['token'][:6]}"
-        words = ["--api", self.api_url, "--key", key, "--backend", f"{self.backend_url}/v1", "--name", name]
+        words = [
+            "--api",
+            self.api_url,
+            "--key",
+            key,
+            "--backend",
+            f"{self.backend_url}/v1",
+            "--name",
+            name,
+        ]
         worker = Worker(self, [str(HORDE), "bridge", *words], environment)
         self.programs.launch_all([worker])
         self.facts |= {"backend_url": self.backend_url, "worker": name, "model": worker.model}
 
     def watch(self) -> None:
-        """Look after the children until Stopped is raised. One that ends is started again, a few times at most."""
+        """Look after the children until Stopped is raised. One that ends is started again, a few
+        times at most.
+        """
         while True:
             time.sleep(WATCH_SECONDS)
             for child in [*self.services.launcher.children, *self.programs.children]:
@@ -228,10 +283,14 @@ class Stack:
                     self.restart(child)
 
     def restart(self, child: Child) -> None:
-        """Start an ended child again, on its old port. Raises StartFailed when it did so too often."""
+        """Start an ended child again, on its old port. Raises StartFailed when it did so too
+        often.
+        """
         self.restarts[child.name] = self.restarts.get(child.name, 0) + 1
         if self.restarts[child.name] > MOST_RESTARTS:
-            raise StartFailed(f"{child.name} keeps ending; the end of {child.log}:\n{child.read_log_tail()}")
+            raise StartFailed(
+                f"{child.name} keeps ending; the end of {child.log}:\n{child.read_log_tail()}"
+            )
         say(f"{child.name} ended; starting it again.")
         time.sleep(RESTART_PAUSE_SECONDS)
         child.start()
@@ -249,21 +308,38 @@ class Stack:
 
     def write_run_file(self) -> None:
         """What scripts need to know of a running stack. Private, since it holds keys."""
-        processes = {**self.services.launcher.list_process_ids(), **self.programs.list_process_ids()}
-        write_private(self.state / "run.json", json.dumps({**self.facts, "processes": processes}, indent=2) + "\n")
+        processes = {
+            **self.services.launcher.list_process_ids(),
+            **self.programs.list_process_ids(),
+        }
+        write_private(
+            self.state / "run.json",
+            json.dumps({**self.facts, "processes": processes}, indent=2) + "\n",
+        )
 
     def describe(self) -> str:
         """What a person needs: where things are, the key, and a first request to paste."""
         lines = [
             f"API        {self.api_url} (documentation at {self.api_url}/)",
-            f"Front      {self.front_url}/v1 for OpenAI's clients (a page to chat at {self.front_url}/)",
+            (
+                f"Front      {self.front_url}/v1 for OpenAI's clients (a page to chat at"
+                f" {self.front_url}/)"
+            ),
             f"Key        {self.facts['key']} (user {self.facts['user']})",
             f"Logs       {self.facts['logs']}",
             f"Addresses  {self.state / 'run.json'}",
         ]
         if self.facts["model"] is None:
-            worker = f".venv/bin/horde bridge --api {self.api_url} --key {self.facts['key']} --backend URL/v1 --name NAME"
-            lines += ["", "No worker runs. To offer an OpenAI-compatible backend of yours:", "", f"  {worker}"]
+            worker = (
+                f".venv/bin/horde bridge --api {self.api_url} --key {self.facts['key']} --backend"
+                " URL/v1 --name NAME"
+            )
+            lines += [
+                "",
+                "No worker runs. To offer an OpenAI-compatible backend of yours:",
+                "",
+                f"  {worker}",
+            ]
         else:
             lines += [f"Worker     {self.facts['worker']}, serving {self.facts['model']}", ""]
             lines += ["A first chat, with OpenAI's library:", ""]
@@ -283,7 +359,13 @@ class Api:
     def build(self) -> Child:
         """``horde serve`` on the chosen port."""
         command = [str(HORDE), "serve", "--listen", "127.0.0.1", "--port", str(self.stack.port)]
-        return Child("api", command, self.stack.state / "logs" / "api.log", self.environment, self.stack.state)
+        return Child(
+            "api",
+            command,
+            self.stack.state / "logs" / "api.log",
+            self.environment,
+            self.stack.state,
+        )
 
     def is_ready(self, child: Child) -> bool:
         """Whether its heartbeat answers."""
@@ -302,9 +384,22 @@ class Front:
         if self.stack.wanted_front_port is None:
             usual = is_port_free(DEFAULT_FRONT_PORT)
             self.stack.front_port = DEFAULT_FRONT_PORT if usual else find_free_ports(1)[0]
-        command = [str(HORDE), "front", "--listen", "127.0.0.1", "--port", str(self.stack.front_port)]
+        command = [
+            str(HORDE),
+            "front",
+            "--listen",
+            "127.0.0.1",
+            "--port",
+            str(self.stack.front_port),
+        ]
         command += ["--native-url", self.stack.api_url]
-        return Child("front", command, self.stack.state / "logs" / "front.log", self.environment, self.stack.state)
+        return Child(
+            "front",
+            command,
+            self.stack.state / "logs" / "front.log",
+            self.environment,
+            self.stack.state,
+        )
 
     def is_ready(self, child: Child) -> bool:
         """Whether it reaches the API."""
@@ -322,7 +417,13 @@ class Worker:
 
     def build(self) -> Child:
         """``horde bridge`` to the backend."""
-        return Child("worker", self.command, self.stack.state / "logs" / "worker.log", self.environment, self.stack.state)
+        return Child(
+            "worker",
+            self.command,
+            self.stack.state / "logs" / "worker.log",
+            self.environment,
+            self.stack.state,
+        )
 
     def is_ready(self, child: Child) -> bool:
         """Whether the API lists a model that somebody serves."""
@@ -334,7 +435,9 @@ class Worker:
 
 def build_example(api_url: str, key: str, model: str) -> list[str]:
     """Two commands for a shell: ask, then fetch the reply."""
-    body = json.dumps({"model": model, "messages": EXAMPLE_MESSAGES, "temperature": 0, "max_tokens": 64})
+    body = json.dumps(
+        {"model": model, "messages": EXAMPLE_MESSAGES, "temperature": 0, "max_tokens": 64}
+    )
     headers = f"-H 'Content-Type: application/json' -H {shlex.quote(f'apikey: {key}')}"
     return [
         f"  curl -s {api_url}/v2/generate/chat/async {headers} -d {shlex.quote(body)}",
@@ -346,13 +449,18 @@ def build_example(api_url: str, key: str, model: str) -> list[str]:
 
 
 def build_openai_example(front_url: str, key: str, model: str) -> list[str]:
-    """A command for a shell: a few lines of Python that print a reply. Not indented, since neither END nor Python may be."""
+    """A command for a shell: a few lines of Python that print a reply. Not indented, since neither
+    END nor Python may be.
+    """
     return [
         ".venv/bin/python <<'END'",
         "from openai import OpenAI",
         f'client = OpenAI(base_url="{front_url}/v1", api_key={key!r})',
         f"messages = {EXAMPLE_MESSAGES!r}",
-        f"reply = client.chat.completions.create(model={model!r}, messages=messages, temperature=0, max_tokens=64)",
+        (
+            f"reply = client.chat.completions.create(model={model!r}, messages=messages,"
+            " temperature=0, max_tokens=64)"
+        ),
         "print(reply.choices[0].message.content)",
         "END",
     ]
@@ -365,12 +473,16 @@ def describe_stop(state: Path) -> str:
 
 @contextlib.contextmanager
 def hold_state(state: Path) -> Iterator[None]:
-    """Be the one supervisor of a state folder; the kernel lets go when the process ends. Raises StartFailed."""
+    """Be the one supervisor of a state folder; the kernel lets go when the process ends. Raises
+    StartFailed.
+    """
     with (state / "lock").open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise StartFailed(f"a stack runs in {state} already; stop it with: {describe_stop(state)}") from error
+            raise StartFailed(
+                f"a stack runs in {state} already; stop it with: {describe_stop(state)}"
+            ) from error
         replace_text(lock, str(os.getpid()))
         yield
         replace_text(lock, "")
@@ -405,12 +517,23 @@ def read_run_file(state: Path) -> dict[str, Any]:
 
 
 def run_program(command: Sequence[str], environment: dict[str, str], folder: Path) -> str:
-    """Run one of the project's commands to its end. Returns its stdout. Raises StartFailed with what it said."""
+    """Run one of the project's commands to its end. Returns its stdout. Raises StartFailed with
+    what it said.
+    """
     answer = subprocess.run(
-        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        command,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if answer.returncode != 0:
-        raise StartFailed(f"`{shlex.join(command)}` ended with {answer.returncode}\n{answer.stdout}{answer.stderr}".rstrip())
+        raise StartFailed(
+            f"`{shlex.join(command)}` ended with"
+            f" {answer.returncode}\n{answer.stdout}{answer.stderr}".rstrip()
+        )
     return answer.stdout
 
 

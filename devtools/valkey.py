@@ -24,12 +24,19 @@ class Valkey:
         return f"redis://:{self.password}@127.0.0.1:{self.port}"
 
     def build(self) -> Child:
-        """A server on a new port. The settings go into a private file, since arguments are everybody's to read."""
+        """A server on a new port. The settings go into a private file, since arguments are
+        everybody's to read.
+        """
         self.folder.mkdir(mode=0o700, exist_ok=True)
         self.port = find_free_ports(1)[0]
         settings = self.folder / "valkey.conf"
         write_private(settings, self.build_settings())
-        return Child("valkey", [str(find_valkey_server()), str(settings)], self.log, working_directory=self.folder)
+        return Child(
+            "valkey",
+            [str(find_valkey_server()), str(settings)],
+            self.log,
+            working_directory=self.folder,
+        )
 
     def build_settings(self) -> str:
         """The text of the settings file."""

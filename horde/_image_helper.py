@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""The program of the helper process that decodes strangers' images; run as a file, so it imports nothing of this project.
+"""The program of the helper process that decodes strangers' images; run as a file, so it imports
+nothing of this project.
 
-Reads the bytes of an image and answers with a letter, and after `ENCODED` with the JPEG. See `horde.image`, which starts
-it, and `horde.helper_process` for the framing.
+Reads the bytes of an image and answers with a letter, and after `ENCODED` with the JPEG. See
+`horde.image`, which starts it, and `horde.helper_process` for the framing.
 """
 
 import copy
@@ -14,16 +15,26 @@ import sys
 import warnings
 from typing import BinaryIO
 
-from PIL import Image, ImageCms, ImageColor, ImageFilter, ImagePalette, MpoImagePlugin, TiffImagePlugin
+from PIL import (
+    Image,
+    ImageCms,
+    ImageColor,
+    ImageFilter,
+    ImagePalette,
+    MpoImagePlugin,
+    TiffImagePlugin,
+)
 
 READY, ENCODED, TOO_MANY_PIXELS, UNREADABLE = b"R", b"J", b"P", b"U"
 LENGTH = struct.Struct(">I")
 MAX_PIXELS = 3072 * 3072
 MAX_SIDE = 2048
 JPEG_QUALITY = 90
-MEMORY_BYTES = 1024 * 1024 * 1024  # address space: the largest image that is let in takes a third of it
+# Address space: the largest image that is let in takes a third of it.
+MEMORY_BYTES = 1024 * 1024 * 1024
 CPU_SECONDS = 5.0  # the largest image that is let in takes one
-# What the library decodes by itself and fast; others make it run a program, read a file or guess at the content.
+# What the library decodes by itself and fast; others make it run a program, read a file or guess at
+# the content.
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "AVIF", "BMP", "TIFF")
 # The library imports these in the middle of its work, when no file can be opened any more.
 PRELOADED = (copy, ImageCms, ImageColor, ImageFilter, ImagePalette, MpoImagePlugin)
@@ -46,7 +57,9 @@ class TooManyPixels(Exception):
 
 
 def convert(data: bytes) -> bytes:
-    """The answer to one image. An image that the library fails on in any way is judged as unreadable, never raised."""
+    """The answer to one image. An image that the library fails on in any way is judged as
+    unreadable, never raised.
+    """
     try:
         return ENCODED + encode(normalise(open_image(data)))
     except TooManyPixels:
@@ -62,7 +75,8 @@ def open_image(data: bytes) -> Image.Image:
     check_size(*image.size)
     if image.format == "PNG" and image.mode != "P":
         image.info.update(scale_transparent_color(image.info.get("transparency"), data[24]))
-    if isinstance(image, TiffImagePlugin.TiffImageFile):  # a tile of it may be larger than the whole
+    # A tile of it may be larger than the whole.
+    if isinstance(image, TiffImagePlugin.TiffImageFile):
         tags = image.tag_v2
         check_size(tags.get(TiffImagePlugin.TILEWIDTH, 1), tags.get(TiffImagePlugin.TILELENGTH, 1))
     return image
@@ -77,7 +91,8 @@ def check_size(width: int, height: int) -> None:
 
 
 def scale_transparent_color(color: object, depth: int) -> dict[str, int | tuple[int, ...]]:
-    """The one transparent colour of a PNG in the eight bits that its pixels are brought to; nothing for a palette's.
+    """The one transparent colour of a PNG in the eight bits that its pixels are brought to; nothing
+    for a palette's.
 
     The library leaves it in the bits of the file, where it marks another colour or none.
     """
@@ -91,7 +106,9 @@ def scale_transparent_color(color: object, depth: int) -> dict[str, int | tuple[
 
 
 def find_webp_size(data: bytes) -> tuple[int, int]:
-    """The canvas of a WebP, for which the library would reserve memory before it tells the size; one pixel of other formats."""
+    """The canvas of a WebP, for which the library would reserve memory before it tells the size;
+    one pixel of other formats.
+    """
     if data[:4] != b"RIFF" or data[8:12] != b"WEBP" or len(data) < 30:
         return 1, 1
     kind = data[12:16]
@@ -100,15 +117,21 @@ def find_webp_size(data: bytes) -> tuple[int, int]:
     if kind == b"VP8L":
         bits = int.from_bytes(data[21:25], "little")
         return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
-    return int.from_bytes(data[26:28], "little") & 0x3FFF, int.from_bytes(data[28:30], "little") & 0x3FFF
+    return (
+        int.from_bytes(data[26:28], "little") & 0x3FFF,
+        int.from_bytes(data[28:30], "little") & 0x3FFF,
+    )
 
 
 def normalise(image: Image.Image) -> Image.Image:
-    """The first frame, upright, RGB or with transparency RGBA, its longest side at most MAX_SIDE."""
+    """The first frame, upright, RGB or with transparency RGBA, its longest side at most
+    MAX_SIDE.
+    """
     if image.format in ("JPEG", "MPO") and image.mode in DRAFTED_MODES:
         shrink(image)
     image.load()
-    transposition = TRANSPOSITIONS.get(read_orientation(image))  # now, since a TIFF is turned when it is loaded
+    # now, since a TIFF is turned when it is loaded.
+    transposition = TRANSPOSITIONS.get(read_orientation(image))
     plain = convert_mode(image)
     shrink(plain)
     return plain if transposition is None else plain.transpose(transposition)
@@ -121,7 +144,9 @@ def shrink(image: Image.Image) -> None:
 
 
 def read_orientation(image: Image.Image) -> int:
-    """How the camera was held, by its own word; 1 when that is missing or broken, which spoils no image."""
+    """How the camera was held, by its own word; 1 when that is missing or broken, which spoils no
+    image.
+    """
     try:
         orientation = image.getexif().get(ORIENTATION_TAG, 1)
     except Exception:  # noqa: BLE001  as above
@@ -130,7 +155,9 @@ def read_orientation(image: Image.Image) -> int:
 
 
 def convert_mode(image: Image.Image) -> Image.Image:
-    """RGB, or RGBA where something is transparent; 16 bits and more are brought to eight by their upper ones."""
+    """RGB, or RGBA where something is transparent; 16 bits and more are brought to eight by their
+    upper ones.
+    """
     if image.mode.startswith("I"):
         # By way of "I", since the library computes with no 16 bits in the order of big machines.
         image = image.convert("I").point(lambda value: value * (1 / 256)).convert("L")

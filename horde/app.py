@@ -20,21 +20,37 @@ from horde.apis.requests import (
     check_storable_request,
     get_client_address,
 )
-from horde.apis.responses import answer_preflight, register_response_hooks, write_json_with_standard_library
+from horde.apis.responses import (
+    answer_preflight,
+    register_response_hooks,
+    write_json_with_standard_library,
+)
 from horde.apis.v2 import base, heartbeat, kobold, sharedkeys, workers
 from horde.apis.v2 import users as user_routes
 from horde.config import VERSION, Config
 from horde.database import users
 from horde.limiter import init_limiter
 
-RESOURCE_MODULES: tuple[ModuleType, ...] = (heartbeat, base, workers, kobold, user_routes, sharedkeys, register)
+RESOURCE_MODULES: tuple[ModuleType, ...] = (
+    heartbeat,
+    base,
+    workers,
+    kobold,
+    user_routes,
+    sharedkeys,
+    register,
+)
 """Modules with a `register(api)` that adds their routes."""
 
 
 class HordeFlask(Flask):
-    """Flask without its own log of exceptions: they may quote prompts and keys, so `apis.errors` writes its own."""
+    """Flask without its own log of exceptions: they may quote prompts and keys, so `apis.errors`
+    writes its own.
+    """
 
-    def log_exception(self, exc_info: tuple[type, BaseException, TracebackType | None] | tuple[None, None, None]) -> None:
+    def log_exception(
+        self, exc_info: tuple[type, BaseException, TracebackType | None] | tuple[None, None, None]
+    ) -> None:
         """Nothing: called by restx for every 5xx, refusals such as 503 included."""
 
 
@@ -44,7 +60,9 @@ def create_app(
     resource_modules: tuple[ModuleType, ...] = RESOURCE_MODULES,
     resolve_client_address: ResolveClientAddress = users.resolve_client_address,
 ) -> Flask:
-    """The API application. Connects to the database and Redis lazily: nothing is asked before the first request."""
+    """The API application. Connects to the database and Redis lazily: nothing is asked before the
+    first request.
+    """
     app = HordeFlask("horde", static_folder=None)
     app.config.update(
         RESTX_ERROR_404_HELP=False,  # it would list routes in every 404

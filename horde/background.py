@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""The clock that runs the periodic jobs, and the election of the process that runs those only one may run.
+"""The clock that runs the periodic jobs, and the election of the process that runs those only one
+may run.
 
-The leader holds a session lock of Postgres on a connection of its own: when the process or the connection dies, the lock
-is free and another process takes it at its next tick. Between a broken connection and the leader's notice two processes
-may run the same job, so jobs bear that.
+The leader holds a session lock of Postgres on a connection of its own: when the process or the
+connection dies, the lock is free and another process takes it at its next tick. Between a broken
+connection and the leader's notice two processes may run the same job, so jobs bear that.
 """
 
 import os
@@ -33,7 +34,10 @@ JOB_THREADS = 4  # a slow clean-up must not hold up the others
 LEADER_LOCK = 0x686F7264_6C640001  # of this database's advisory locks; any number nobody else uses
 
 # A host that dies sends no goodbye: without these the database would keep its lock for two hours.
-_SERVER_OPTIONS = "-c timezone=utc -c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=3"
+_SERVER_OPTIONS = (
+    "-c timezone=utc -c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 -c"
+    " tcp_keepalives_count=3"
+)
 
 
 class Job(Protocol):
@@ -72,9 +76,14 @@ class Leadership:
             self.is_leader = self._hold_lock()
         except SQLAlchemyError as error:
             self.resign()
-            logger.warning("horde.background.election_failed", extra={"error_class": type(error).__name__})
+            logger.warning(
+                "horde.background.election_failed", extra={"error_class": type(error).__name__}
+            )
         if self.is_leader != was_leader:
-            logger.info("horde.background.leader_changed", extra={"is_leader": self.is_leader, "pid": os.getpid()})
+            logger.info(
+                "horde.background.leader_changed",
+                extra={"is_leader": self.is_leader, "pid": os.getpid()},
+            )
         return self.is_leader
 
     def resign(self) -> None:
@@ -90,7 +99,9 @@ class Leadership:
         if self.is_leader:
             self._connection.execute(text("SELECT 1"))  # the lock lives as long as the session does
             return True
-        return bool(self._connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": LEADER_LOCK}))
+        return bool(
+            self._connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": LEADER_LOCK})
+        )
 
 
 @dataclass(slots=True)
@@ -103,10 +114,15 @@ class _Schedule:
 
 
 class Background:
-    """Runs jobs when they are due: never one twice at a time, and the leader's only where the lock is held."""
+    """Runs jobs when they are due: never one twice at a time, and the leader's only where the lock
+    is held.
+    """
 
     def __init__(
-        self, jobs: Sequence[Job], refresh_leadership: Callable[[], bool], clock: Callable[[], float] = time.monotonic
+        self,
+        jobs: Sequence[Job],
+        refresh_leadership: Callable[[], bool],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`refresh_leadership` answers whether this process leads; it is called at every tick."""
         self._refresh_leadership, self._clock = refresh_leadership, clock
@@ -117,7 +133,11 @@ class Background:
         """Start what is due."""
         is_leader = self._refresh_leadership()
         for schedule in self._schedules:
-            if schedule.is_running or schedule.due_at > self._clock() or (schedule.job.leader_only and not is_leader):
+            if (
+                schedule.is_running
+                or schedule.due_at > self._clock()
+                or (schedule.job.leader_only and not is_leader)
+            ):
                 continue
             schedule.is_running = True
             self._executor.submit(self._run, schedule)
@@ -134,11 +154,17 @@ class Background:
         except HordeError as error:  # the database is away, which says nothing about the job
             pause = RETRY_SECONDS
             metrics.job_failures.add(1, {"horde.job": schedule.job.name})
-            logger.warning("horde.background.job_refused", extra={"job": schedule.job.name, "reason": error.message})
+            logger.warning(
+                "horde.background.job_refused",
+                extra={"job": schedule.job.name, "reason": error.message},
+            )
         except Exception as error:  # noqa: BLE001  a job that fails once must run again
             pause = RETRY_SECONDS
             metrics.job_failures.add(1, {"horde.job": schedule.job.name})
-            logger.error("horde.background.job_failed", extra={"job": schedule.job.name, **build_failure_fields(error)})
+            logger.error(
+                "horde.background.job_failed",
+                extra={"job": schedule.job.name, **build_failure_fields(error)},
+            )
         finally:
             ended_at = self._clock()
             metrics.job_seconds.record(ended_at - started_at, {"horde.job": schedule.job.name})
@@ -153,8 +179,12 @@ class BackgroundThread:
         self._leadership = Leadership(_build_election_engine(config))
         self._background = Background(jobs, self._leadership.refresh)
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._tick_until_stopped, name="horde-background", daemon=True)
-        metrics.set_gauge_source("horde.background.leader", lambda: [Observation(int(self.is_leader))])
+        self._thread = threading.Thread(
+            target=self._tick_until_stopped, name="horde-background", daemon=True
+        )
+        metrics.set_gauge_source(
+            "horde.background.leader", lambda: [Observation(int(self.is_leader))]
+        )
 
     @property
     def is_leader(self) -> bool:
@@ -166,7 +196,9 @@ class BackgroundThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """Let running jobs end, then give the lock back, so that the next leader starts after them."""
+        """Let running jobs end, then give the lock back, so that the next leader starts after
+        them.
+        """
         self._stop.set()
         self._thread.join()
         self._background.stop()
@@ -189,5 +221,9 @@ def _build_election_engine(config: Config) -> Engine:
         config.database_url,
         poolclass=NullPool,
         isolation_level="AUTOCOMMIT",
-        connect_args={"connect_timeout": 5, "options": _SERVER_OPTIONS, "application_name": "horde election"},
+        connect_args={
+            "connect_timeout": 5,
+            "options": _SERVER_OPTIONS,
+            "application_name": "horde election",
+        },
     )

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Shapes, limits and arithmetic of chat requests that the native route and the OpenAI-compatible front share.
+"""Shapes, limits and arithmetic of chat requests that the native route and the OpenAI-compatible
+front share.
 
 Pure: values in, values out. The limits that clients need as well are the SDK's (``chat_limits``).
 Source: docs/reference/chat_requests.md.
@@ -20,9 +21,21 @@ from horde_sdk.generation_parameters.text.chat_limits import (
     MAX_CHAT_TOOL_SPEC_BYTES,
     chat_schema_exceeds_nesting,
 )
-from horde_sdk.generation_parameters.text.chat_policy import DEFAULT_CHAT_CONFORMANCE, ChatConformance
+from horde_sdk.generation_parameters.text.chat_policy import (
+    DEFAULT_CHAT_CONFORMANCE,
+    ChatConformance,
+)
 from horde_sdk.worker.chat_declaration import ChatFaultReason
-from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
 from horde.exceptions import BadRequest
 from horde.json_body import parse_json_body as parse_json_body
@@ -30,10 +43,12 @@ from horde.return_codes import ReturnCode
 
 type JsonObject = dict[str, Any]
 
-MAX_CHAT_BODY_BYTES: Final = 36 * 1024 * 1024  # 25 MiB of images as base64, 1 MiB of text, room for JSON structure
+# 25 MiB of images as base64, 1 MiB of text, room for JSON structure.
+MAX_CHAT_BODY_BYTES: Final = 36 * 1024 * 1024
 MAX_CHAT_MESSAGE_COUNT: Final = 1024
 MAX_CHAT_MODEL_COUNT: Final = 5
-MAX_CHAT_WORKER_ID_COUNT: Final = 5  # of `only` or `ignore`: text keeps the first five, chat refuses more
+# Of `only` or `ignore`: text keeps the first five, chat refuses more.
+MAX_CHAT_WORKER_ID_COUNT: Final = 5
 MAX_CHAT_TOOL_CALL_COUNT: Final = 128
 MAX_CHAT_TOOL_CALL_ID_CHARACTERS: Final = 256
 MAX_CHAT_NAME_CHARACTERS: Final = 64  # OpenAI's bound for `name`
@@ -42,7 +57,8 @@ MAX_CHAT_IMAGE_COUNT: Final = 20
 MAX_CHAT_IMAGE_BYTES: Final = 5 * 1024 * 1024  # one image, decoded or fetched
 MAX_CHAT_IMAGE_TOTAL_BYTES: Final = 25 * 1024 * 1024  # trusted users
 MAX_CHAT_IMAGE_TOTAL_BYTES_UNTRUSTED: Final = 5 * 1024 * 1024
-CHAT_IMAGE_PROMPT_TOKENS: Final = 512  # what koboldcpp's worker adds per image in its own overflow estimate
+# What koboldcpp's worker adds per image in its own overflow estimate.
+CHAT_IMAGE_PROMPT_TOKENS: Final = 512
 CHAT_IMAGE_PLACEHOLDER: Final = "[image]"
 CHAT_IMAGE_DETAILS: Final = ("auto", "low", "high")
 
@@ -104,7 +120,9 @@ class ChatAvailabilityMode(StrEnum):
 
 
 class RefusalKind(StrEnum):
-    """What is wrong with a part of a chat request; the native codes do not tell all of them apart, OpenAI's do."""
+    """What is wrong with a part of a chat request; the native codes do not tell all of them apart,
+    OpenAI's do.
+    """
 
     TYPE = "type"
     MISSING = "missing"
@@ -137,29 +155,41 @@ class ChatRequestRefused(BadRequest):
 
 
 def _quote(path: str) -> str:
-    return f"'{path}'" if len(path) <= _MAX_QUOTED_CHARACTERS else f"'{path[:_MAX_QUOTED_CHARACTERS]}…'"
+    return (
+        f"'{path}'"
+        if len(path) <= _MAX_QUOTED_CHARACTERS
+        else f"'{path[:_MAX_QUOTED_CHARACTERS]}…'"
+    )
 
 
 def unsupported_parameter(path: str) -> ChatRequestRefused:
     """A key or value outside the accepted set; a value is written as `key=value` in the path."""
     message = f"{_quote(path)} is not supported on chat requests."
-    return ChatRequestRefused(path, message, ReturnCode.UNSUPPORTED_CHAT_PARAMETER, kind=RefusalKind.UNSUPPORTED)
+    return ChatRequestRefused(
+        path, message, ReturnCode.UNSUPPORTED_CHAT_PARAMETER, kind=RefusalKind.UNSUPPORTED
+    )
 
 
 def limit_exceeded(path: str, limit: str) -> ChatRequestRefused:
     """More of something than a chat request may carry; `limit` completes "'path' may ..."."""
     message = f"{_quote(path)} may {limit}."
-    return ChatRequestRefused(path, message, ReturnCode.UNSUPPORTED_CHAT_PARAMETER, kind=RefusalKind.LIMIT)
+    return ChatRequestRefused(
+        path, message, ReturnCode.UNSUPPORTED_CHAT_PARAMETER, kind=RefusalKind.LIMIT
+    )
 
 
-def malformed_value(path: str, expectation: str, kind: RefusalKind = RefusalKind.VALUE) -> ChatRequestRefused:
+def malformed_value(
+    path: str, expectation: str, kind: RefusalKind = RefusalKind.VALUE
+) -> ChatRequestRefused:
     """A missing or badly formed value; `expectation` completes "'path' ..."."""
     return ChatRequestRefused(path, f"{_quote(path)} {expectation}.", kind=kind)
 
 
 def request_conflict(path: str, message: str) -> ChatRequestRefused:
     """Two keys that contradict each other."""
-    return ChatRequestRefused(path, message, ReturnCode.CHAT_REQUEST_CONFLICT, kind=RefusalKind.CONFLICT)
+    return ChatRequestRefused(
+        path, message, ReturnCode.CHAT_REQUEST_CONFLICT, kind=RefusalKind.CONFLICT
+    )
 
 
 class _StrictModel(BaseModel):
@@ -172,8 +202,8 @@ class _StrictModel(BaseModel):
     def drop_nulls(cls, data: Any) -> Any:
         """Leave the null of an unknown key in place, so that it is refused like any other value.
 
-        Of unknown keys the first alone is kept: it is the one named, and an error for each of a million takes half a
-        minute of the whole process.
+        Of unknown keys the first alone is kept: it is the one named, and an error for each of a
+        million takes half a minute of the whole process.
         """
         if not isinstance(data, dict):
             return data
@@ -184,7 +214,9 @@ class _StrictModel(BaseModel):
 
 
 def _parse_uuid(value: object) -> object:
-    if not isinstance(value, str) or not re.fullmatch(r"[0-9a-fA-F]{8}(-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}", value):
+    if not isinstance(value, str) or not re.fullmatch(
+        r"[0-9a-fA-F]{8}(-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}", value
+    ):
         raise ValueError("has to be a UUID")
     return UUID(value)
 
@@ -206,7 +238,9 @@ class ChatHordeOptions(_StrictModel):
     conformance: Annotated[ChatConformance, Field(strict=False)] = DEFAULT_CHAT_CONFORMANCE
     openai_guards: bool = False
     include_reasoning: bool = True
-    availability_mode: Annotated[ChatAvailabilityMode, Field(strict=False)] = ChatAvailabilityMode.WAIT
+    availability_mode: Annotated[ChatAvailabilityMode, Field(strict=False)] = (
+        ChatAvailabilityMode.WAIT
+    )
     max_kudos: _Positive | None = None
     dry_run: bool = False
     operation_key: Annotated[UUID, BeforeValidator(_parse_uuid)] | None = None
@@ -229,7 +263,9 @@ class ChatTool(_StrictModel):
 
 
 class ChatCalledFunction(_StrictModel):
-    """The function of a call in the history; `arguments` is the model's text, which need not be JSON."""
+    """The function of a call in the history; `arguments` is the model's text, which need not be
+    JSON.
+    """
 
     name: Annotated[str, Field(min_length=1)]
     arguments: str
@@ -288,7 +324,9 @@ def _validate[T](adapter: TypeAdapter[T], value: object, root: str) -> T:
 
 def _build_refusal(error: ValidationError, root: str) -> ChatRequestRefused:
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    path = root + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])
+    path = root + "".join(
+        f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"]
+    )
     if first["type"] == "extra_forbidden":
         return unsupported_parameter(path)
     if first["type"] == "missing":
@@ -310,7 +348,9 @@ def parse_horde_options(value: object) -> ChatHordeOptions:
 
 
 def parse_tools(value: object) -> list[JsonObject]:
-    """The tool definitions as sent, without the nulls of their own optional keys; empty for null."""
+    """The tool definitions as sent, without the nulls of their own optional keys; empty for
+    null.
+    """
     if value is None:
         return []
     if not isinstance(value, list):
@@ -331,9 +371,13 @@ def parse_tool_choice(value: object, tools: Sequence[JsonObject]) -> str | JsonO
     if isinstance(value, dict):
         function_name = _validate(_FUNCTION_CHOICE, value, "tool_choice").function.name
     elif not isinstance(value, str) or value not in ("none", "auto", "required"):
-        raise malformed_value("tool_choice", "has to be 'none', 'auto', 'required' or an object naming a function")
+        raise malformed_value(
+            "tool_choice", "has to be 'none', 'auto', 'required' or an object naming a function"
+        )
     _require_tools("tool_choice", tools)
-    if function_name is not None and all(tool["function"]["name"] != function_name for tool in tools):
+    if function_name is not None and all(
+        tool["function"]["name"] != function_name for tool in tools
+    ):
         message = f"Invalid value for 'tool_choice': the function {_quote(function_name)} is not defined in 'tools'."
         raise request_conflict("tool_choice", message)
     return value
@@ -351,7 +395,9 @@ def parse_parallel_tool_calls(value: object, tools: Sequence[JsonObject]) -> boo
 
 def _require_tools(key: str, tools: Sequence[JsonObject]) -> None:
     if not tools:
-        raise request_conflict(key, f"Invalid value for '{key}': '{key}' is only allowed when 'tools' are specified.")
+        raise request_conflict(
+            key, f"Invalid value for '{key}': '{key}' is only allowed when 'tools' are specified."
+        )
 
 
 def parse_response_format(value: object) -> JsonObject | None:
@@ -389,10 +435,15 @@ def _check_nesting(schema: object, path: str) -> None:
 
 
 def check_tool_spec_size(tools: object, tool_choice: object, response_format: object) -> None:
-    """Hold the three together to the SDK's bound, measured as its `check_chat_request_limits` does."""
+    """Hold the three together to the SDK's bound, measured as its `check_chat_request_limits`
+    does.
+    """
     spec = {"tools": tools or [], "tool_choice": tool_choice, "response_format": response_format}
     if count_utf8_bytes(build_compact_json(spec)) > MAX_CHAT_TOOL_SPEC_BYTES:
-        path, limit = "tools", f"take at most {MAX_CHAT_TOOL_SPEC_BYTES} bytes together with 'tool_choice' and 'response_format'"
+        path, limit = (
+            "tools",
+            f"take at most {MAX_CHAT_TOOL_SPEC_BYTES} bytes together with 'tool_choice' and 'response_format'",
+        )
         raise limit_exceeded(path, limit)
 
 
@@ -406,7 +457,9 @@ def iter_message_texts(message: Mapping[str, Any]) -> Iterator[str]:
 
 
 def count_text_bytes(messages: Sequence[Mapping[str, Any]]) -> int:
-    """What counts against the text limit, in bytes of UTF-8: the texts and each call's function name and arguments."""
+    """What counts against the text limit, in bytes of UTF-8: the texts and each call's function
+    name and arguments.
+    """
     texts = (text for message in messages for text in iter_message_texts(message))
     calls = (call["function"] for message in messages for call in message.get("tool_calls") or ())
     called = (text for call in calls for text in (call["name"], call["arguments"]))
@@ -416,14 +469,27 @@ def count_text_bytes(messages: Sequence[Mapping[str, Any]]) -> int:
 def check_text_size(byte_count: int) -> None:
     """Hold the text of all messages together to the SDK's bound."""
     if byte_count > MAX_CHAT_TEXT_BYTES:
-        raise limit_exceeded("messages", f"hold at most {MAX_CHAT_TEXT_BYTES} bytes of text, tool calls included")
+        raise limit_exceeded(
+            "messages", f"hold at most {MAX_CHAT_TEXT_BYTES} bytes of text, tool calls included"
+        )
 
 
-# --- strict schemas -------------------------------------------------------------------------------------------------
+# --- strict schemas
+# -------------------------------------------------------------------------------------------------
 
 _SUBSCHEMA_KEYWORDS: Final = frozenset(
     {
-        *("items", "additionalItems", "unevaluatedItems", "contains", "not", "if", "then", "else", "contentSchema"),
+        *(
+            "items",
+            "additionalItems",
+            "unevaluatedItems",
+            "contains",
+            "not",
+            "if",
+            "then",
+            "else",
+            "contentSchema",
+        ),
         *("additionalProperties", "unevaluatedProperties", "propertyNames"),
     }
 )
@@ -434,16 +500,22 @@ _SUBSCHEMA_MAP_KEYWORDS: Final = frozenset(
 
 
 def check_strict_schemas(tools: Sequence[JsonObject], response_format: JsonObject | None) -> None:
-    """Hold every schema that asks for `strict` to OpenAI's structural rules, with OpenAI's messages."""
+    """Hold every schema that asks for `strict` to OpenAI's structural rules, with OpenAI's
+    messages.
+    """
     for index, tool in enumerate(tools):
         function = tool["function"]
         if function.get("strict") is True:
             _check_strict_schema(
-                function.get("parameters"), f"function '{function['name']}'", f"tools[{index}].function.parameters"
+                function.get("parameters"),
+                f"function '{function['name']}'",
+                f"tools[{index}].function.parameters",
             )
     json_schema = (response_format or {}).get("json_schema")
     if json_schema is not None and json_schema.get("strict") is True:
-        _check_strict_schema(json_schema["schema"], f"response_format '{json_schema['name']}'", "response_format")
+        _check_strict_schema(
+            json_schema["schema"], f"response_format '{json_schema['name']}'", "response_format"
+        )
 
 
 def _check_strict_schema(schema: object, subject: str, path: str) -> None:
@@ -451,11 +523,17 @@ def _check_strict_schema(schema: object, subject: str, path: str) -> None:
     if broken is not None:
         context, rule = broken
         message = f"Invalid schema for {subject}: In context={context!r}, {rule}"
-        raise ChatRequestRefused(path, message, ReturnCode.UNSUPPORTED_CHAT_PARAMETER, kind=RefusalKind.SCHEMA)
+        raise ChatRequestRefused(
+            path, message, ReturnCode.UNSUPPORTED_CHAT_PARAMETER, kind=RefusalKind.SCHEMA
+        )
 
 
-def _iter_broken_rules(schema: object, context: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Every broken rule with its place, parents before children. The depth is bounded by the nesting limit."""
+def _iter_broken_rules(
+    schema: object, context: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Every broken rule with its place, parents before children. The depth is bounded by the
+    nesting limit.
+    """
     if not isinstance(schema, dict):
         return
     rule = _find_broken_rule(schema)
@@ -474,26 +552,40 @@ def _iter_broken_rules(schema: object, context: tuple[str, ...]) -> Iterator[tup
 
 def _find_broken_rule(schema: JsonObject) -> str | None:
     kinds = schema.get("type")
-    is_object = kinds == "object" or (isinstance(kinds, list) and "object" in kinds) or "properties" in schema
+    is_object = (
+        kinds == "object"
+        or (isinstance(kinds, list) and "object" in kinds)
+        or "properties" in schema
+    )
     if not is_object:
         return None
     if schema.get("additionalProperties") is not False:
         return "'additionalProperties' is required to be supplied and to be false."
     properties, required = schema.get("properties"), schema.get("required")
-    listed = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
-    missing = next((name for name in properties if name not in listed), None) if isinstance(properties, dict) else None
+    listed = (
+        {name for name in required if isinstance(name, str)}
+        if isinstance(required, list)
+        else set()
+    )
+    missing = (
+        next((name for name in properties if name not in listed), None)
+        if isinstance(properties, dict)
+        else None
+    )
     if missing is None:
         return None
     return f"'required' is required to be supplied and to be an array including every key in properties. Missing '{missing}'."
 
 
-# --- tool history ---------------------------------------------------------------------------------------------------
+# --- tool history
+# ---------------------------------------------------------------------------------------------------
 
 
 def check_tool_history(messages: Sequence[Mapping[str, Any]]) -> None:
     """Each call of an assistant message is answered at once, exactly once, by its id.
 
-    Takes messages whose own shape was checked. Raises with OpenAI's wording, prefixed with the path.
+    Takes messages whose own shape was checked. Raises with OpenAI's wording, prefixed with the
+    path.
     """
     issued: set[str] = set()
     unanswered: dict[str, None] = {}
@@ -533,10 +625,17 @@ def _unanswered_calls(path: str, unanswered: Mapping[str, None]) -> ChatRequestR
 
 def _broken_history(path: str, detail: str) -> ChatRequestRefused:
     message = f"{path}: {detail}"
-    return ChatRequestRefused(path, message, ReturnCode.UNSUPPORTED_CHAT_PARAMETER, detail=detail, kind=RefusalKind.HISTORY)
+    return ChatRequestRefused(
+        path,
+        message,
+        ReturnCode.UNSUPPORTED_CHAT_PARAMETER,
+        detail=detail,
+        kind=RefusalKind.HISTORY,
+    )
 
 
-# --- flattened prompt and its estimate ------------------------------------------------------------------------------
+# --- flattened prompt and its estimate
+# ------------------------------------------------------------------------------
 
 
 def build_compact_json(value: object) -> str:
@@ -556,14 +655,20 @@ def flatten_chat_message(message: Mapping[str, Any]) -> str:
     if isinstance(content, str):
         pieces.append(content)
     elif content:
-        pieces.extend(part["text"] if part["type"] == "text" else CHAT_IMAGE_PLACEHOLDER for part in content)
+        pieces.extend(
+            part["text"] if part["type"] == "text" else CHAT_IMAGE_PLACEHOLDER for part in content
+        )
     if message.get("tool_calls"):
         pieces.append(build_compact_json(message["tool_calls"]))
     return f"{message['role']}: " + "\n".join(pieces)
 
 
-def flatten_chat_messages(messages: Sequence[Mapping[str, Any]], tools: Sequence[JsonObject] | None = None) -> str:
-    """All messages and, last, the tool definitions: what the estimate and moderation read. Workers never receive it."""
+def flatten_chat_messages(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[JsonObject] | None = None
+) -> str:
+    """All messages and, last, the tool definitions: what the estimate and moderation read. Workers
+    never receive it.
+    """
     pieces = [flatten_chat_message(message) for message in messages]
     if tools:
         pieces.append(build_compact_json(tools))
@@ -581,5 +686,9 @@ def count_image_parts(messages: Sequence[Mapping[str, Any]]) -> int:
 
 
 def estimate_flattened_tokens(character_count: int, image_count: int) -> int:
-    """Tokens a prompt of this many characters is taken to have; an estimate that knows no tokenizer."""
-    return -(-character_count // CHARACTERS_PER_PROMPT_TOKEN) + CHAT_IMAGE_PROMPT_TOKENS * image_count
+    """Tokens a prompt of this many characters is taken to have; an estimate that knows no
+    tokenizer.
+    """
+    return (
+        -(-character_count // CHARACTERS_PER_PROMPT_TOKEN) + CHAT_IMAGE_PROMPT_TOKENS * image_count
+    )

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Live progress of streamed chat jobs on Redis: a lease for each job, a stream of entries for each request.
+"""Live progress of streamed chat jobs on Redis: a lease for each job, a stream of entries for each
+request.
 
-Whoever holds a lease may post; whoever knows a request's id may read its stream with `XREAD`. All of it may be lost:
-the reply itself is always submitted. Every script is one atomic step on one server, and names the stream's key after
-what the lease says, so it is not among the script's declared keys.
+Whoever holds a lease may post; whoever knows a request's id may read its stream with `XREAD`. All
+of it may be lost: the reply itself is always submitted. Every script is one atomic step on one
+server, and names the stream's key after what the lease says, so it is not among the script's
+declared keys.
 
-Shape of a lease, a hash at `build_lease_key`: request, worker, model, owner, key, max_bytes, fake, started, job_ttl,
-lease_cap, trusted; from the first accepted post on seq, bytes, content and reasoning; cancelled once it is.
-Shape of an entry: see `StreamEntry`. Times are Unix seconds, sizes are bytes of UTF-8.
-Source: docs/reference/chat_requests.md, "Streaming progress".
+Shape of a lease, a hash at `build_lease_key`: request, worker, model, owner, key, max_bytes, fake,
+started, job_ttl, lease_cap, trusted; from the first accepted post on seq, bytes, content and
+reasoning; cancelled once it is. Shape of an entry: see `StreamEntry`. Times are Unix seconds, sizes
+are bytes of UTF-8. Source: docs/reference/chat_requests.md, "Streaming progress".
 """
 
 import hashlib
@@ -29,10 +31,13 @@ logger = get_logger(__name__)
 MAX_CHAT_PROGRESS_ENTRIES: Final = 1000  # a generation's posts; one a second outlasts any reader
 CHAT_PROGRESS_BYTES_PER_TOKEN: Final = 16  # a token is a few characters of at most four bytes
 STALE_JOBS_PERIOD_SECONDS: Final = 60  # how often jobs past their lease are aborted
-CHAT_PROGRESS_LEASE_GRACE_SECONDS: Final = 90  # past the job's lease, so that the pass that aborts it still finds it
-CHAT_PROGRESS_STREAM_TTL_SECONDS: Final = 900  # from the last entry: the longest reader plus 300 s for a stalled one
+# Past the job's lease, so that the pass that aborts it still finds it.
+CHAT_PROGRESS_LEASE_GRACE_SECONDS: Final = 90
+# From the last entry: the longest reader plus 300 s for a stalled one.
+CHAT_PROGRESS_STREAM_TTL_SECONDS: Final = 900
 CHAT_PROGRESS_STREAM_MAX_ENTRIES: Final = 4000  # every attempt a request gets; trimmed roughly
-# More than any job may post in all. What is larger is refused by its size, without a copy of it in Redis.
+# More than any job may post in all. What is larger is refused by its size, without a copy of it in
+# Redis.
 MAX_CHAT_PROGRESS_POST_BYTES: Final = 1024 * 1024
 
 LEASE_KEY_PREFIX: Final = "horde:chat:lease:"
@@ -112,7 +117,9 @@ class AppendResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamEntry:
-    """An entry as a reader gets it: text of a generation, or with `is_ended` the end of one that brings no reply."""
+    """An entry as a reader gets it: text of a generation, or with `is_ended` the end of one that
+    brings no reply.
+    """
 
     generation_id: str
     is_ended: bool = False
@@ -125,14 +132,18 @@ class StreamEntry:
 
 @dataclass(frozen=True, slots=True)
 class PostedProgress:
-    """What a worker posted of one generation, as far as Redis still knows. Reasoning is not in `content`."""
+    """What a worker posted of one generation, as far as Redis still knows. Reasoning is not in
+    `content`.
+    """
 
     content: str | None  # None when the stream does not hold every entry
     accepted_bytes: int = 0
 
     @property
     def character_count(self) -> int:
-        """Characters to price it by: of the content, else the bytes accepted, which overstate them at times."""
+        """Characters to price it by: of the content, else the bytes accepted, which overstate them
+        at times.
+        """
         return self.accepted_bytes if self.content is None else len(self.content)
 
 
@@ -157,7 +168,9 @@ def compute_max_progress_bytes(max_length: int) -> int:
 
 
 def parse_stream_entry(fields: Mapping[str, str]) -> StreamEntry:
-    """An entry from the fields that `XREAD` or `XRANGE` gave, decoded; whatever is missing is empty."""
+    """An entry from the fields that `XREAD` or `XRANGE` gave, decoded; whatever is missing is
+    empty.
+    """
     seq = fields.get(SEQ_FIELD, "")
     return StreamEntry(
         generation_id=fields.get(GENERATION_FIELD, ""),
@@ -174,7 +187,9 @@ def parse_stream_entry(fields: Mapping[str, str]) -> StreamEntry:
 
 
 def write_stream_lease(lease: StreamLease) -> None:
-    """Let a job's worker post. Best effort: without a lease the worker is told to stop posting and to submit."""
+    """Let a job's worker post. Best effort: without a lease the worker is told to stop posting and
+    to submit.
+    """
     key = build_lease_key(lease.generation_id)
     fields: dict[str, str | int] = {
         "request": str(lease.request_id),
@@ -202,14 +217,18 @@ def write_stream_lease(lease: StreamLease) -> None:
 
 
 def delete_stream_lease(generation_id: UUID) -> None:
-    """End the posts of a submitted job; its entries stay for readers to compare with the reply. Best effort."""
+    """End the posts of a submitted job; its entries stay for readers to compare with the reply.
+    Best effort.
+    """
     _try(lambda client: client.delete(build_lease_key(generation_id)), "delete_lease")
 
 
 # Posting
 
-# KEYS: the lease. ARGV: key, seq, content, reasoning, size of both, now, generation, base lease in seconds.
-# Returns {outcome, last accepted seq, cancelled, fake, trusted, renewal, job_ttl, job_ttl before the post}.
+# KEYS: the lease. ARGV: key, seq, content, reasoning, size of both, now, generation, base lease in
+# seconds. Returns {outcome, last accepted seq, cancelled, fake, trusted, renewal, job_ttl, job_ttl
+# before
+# the post}.
 APPEND_PROGRESS_SCRIPT: Final = f"""
 local names = {{'request', 'key', 'seq', 'content', 'reasoning', 'bytes', 'max_bytes', 'fake', 'cancelled', 'started',
     'job_ttl', 'lease_cap', 'trusted', 'worker', 'model'}}
@@ -276,12 +295,15 @@ return answer('{PostOutcome.ACCEPTED}', seq, renewal)
 """
 
 
-def append_progress(post: ProgressPost, *, key: str, now: float, base_lease_seconds: int) -> AppendResult:
+def append_progress(
+    post: ProgressPost, *, key: str, now: float, base_lease_seconds: int
+) -> AppendResult:
     """Check a post against its lease and append it, in one step of Redis.
 
-    A post that repeats the last accepted one is accepted again and changes nothing. An appended one moves the job's
-    lease to end `base_lease_seconds` after `now`, in whole seconds up to the cap, unless it lapsed or was cancelled:
-    what moved has to be written to the job's row too. Raises RedisUnavailable.
+    A post that repeats the last accepted one is accepted again and changes nothing. An appended one
+    moves the job's lease to end `base_lease_seconds` after `now`, in whole seconds up to the cap,
+    unless it lapsed or was cancelled: what moved has to be written to the job's row too. Raises
+    RedisUnavailable.
     """
     size = len(post.content.encode()) + len(post.reasoning.encode())
     is_huge = size > MAX_CHAT_PROGRESS_POST_BYTES
@@ -296,7 +318,10 @@ def append_progress(post: ProgressPost, *, key: str, now: float, base_lease_seco
         base_lease_seconds,
     ]
     answer: Any = redis_ctrl.run_script(
-        APPEND_PROGRESS_SCRIPT, [build_lease_key(post.generation_id)], arguments, database=chat_signal_db
+        APPEND_PROGRESS_SCRIPT,
+        [build_lease_key(post.generation_id)],
+        arguments,
+        database=chat_signal_db,
     )
     outcome = PostOutcome(answer[0])
     if len(answer) == 1:
@@ -314,7 +339,8 @@ def append_progress(post: ProgressPost, *, key: str, now: float, base_lease_seco
     )
 
 
-# KEYS: the lease. ARGV: the lease in seconds that a post made of it, and what it was before. Another post may have moved it on.
+# KEYS: the lease. ARGV: the lease in seconds that a post made of it, and what it was before.
+# Another post may have moved it on.
 _TAKE_BACK_SCRIPT: Final = """
 if redis.call('HGET', KEYS[1], 'job_ttl') == ARGV[1] then redis.call('HSET', KEYS[1], 'job_ttl', ARGV[2]) end
 return 1
@@ -322,7 +348,8 @@ return 1
 
 
 def take_back_renewal(generation_id: UUID, appended: AppendResult) -> None:
-    """Forget a deadline that could not be written to the job's row, so that the next post moves it again. Best effort.
+    """Forget a deadline that could not be written to the job's row, so that the next post moves it
+    again. Best effort.
 
     Without it a lease at its cap would never be written: no later post moves that one.
     """
@@ -365,23 +392,36 @@ return #KEYS
 
 
 def end_progress_stream(generation_id: UUID) -> None:
-    """Tell readers that a faulted generation brings no reply, and end its posts. Nothing without a lease. Best effort."""
+    """Tell readers that a faulted generation brings no reply, and end its posts. Nothing without a
+    lease. Best effort.
+    """
     key, generation = build_lease_key(generation_id), str(generation_id)
     _try_script(_END_SCRIPT, [key], [generation], "end_stream")
 
 
 def cancel_progress_streams(generation_ids: Sequence[UUID]) -> None:
-    """Flag the leases of a cancelled request's generations and mark their ends, in one step. Best effort.
+    """Flag the leases of a cancelled request's generations and mark their ends, in one step. Best
+    effort.
 
-    Leases stay, so that each worker learns of it by its next post; none is made where there is none.
+    Leases stay, so that each worker learns of it by its next post; none is made where there is
+    none.
     """
     if generation_ids:
         keys = [build_lease_key(generation_id) for generation_id in generation_ids]
-        _try_script(_CANCEL_SCRIPT, keys, [str(generation_id) for generation_id in generation_ids], "cancel_streams")
+        _try_script(
+            _CANCEL_SCRIPT,
+            keys,
+            [str(generation_id) for generation_id in generation_ids],
+            "cancel_streams",
+        )
 
 
-def read_posted_progress(request_id: UUID, generation_ids: Sequence[UUID]) -> dict[UUID, PostedProgress]:
-    """What was posted of each generation of a request; empty when Redis cannot tell, and then nothing counts as posted."""
+def read_posted_progress(
+    request_id: UUID, generation_ids: Sequence[UUID]
+) -> dict[UUID, PostedProgress]:
+    """What was posted of each generation of a request; empty when Redis cannot tell, and then
+    nothing counts as posted.
+    """
     if not generation_ids:
         return {}
 
@@ -400,7 +440,11 @@ def read_posted_progress(request_id: UUID, generation_ids: Sequence[UUID]) -> di
     posted = [parse_stream_entry(fields) for _, fields in entries]
     return {
         generation_id: _join_posted(
-            [entry for entry in posted if entry.generation_id == str(generation_id) and not entry.is_ended],
+            [
+                entry
+                for entry in posted
+                if entry.generation_id == str(generation_id) and not entry.is_ended
+            ],
             accepted_count=int(lease[0] or 0),
             accepted_bytes=int(lease[1] or 0),
         )
@@ -408,8 +452,12 @@ def read_posted_progress(request_id: UUID, generation_ids: Sequence[UUID]) -> di
     }
 
 
-def _join_posted(entries: Sequence[StreamEntry], *, accepted_count: int, accepted_bytes: int) -> PostedProgress:
-    """The content in the order of the posts; the bytes stand in when entries were trimmed or expired."""
+def _join_posted(
+    entries: Sequence[StreamEntry], *, accepted_count: int, accepted_bytes: int
+) -> PostedProgress:
+    """The content in the order of the posts; the bytes stand in when entries were trimmed or
+    expired.
+    """
     if len(entries) < accepted_count:
         return PostedProgress(None, accepted_bytes)
     ordered = sorted(entries, key=lambda entry: entry.seq)

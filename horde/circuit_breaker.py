@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""A switch before a server that may be away: once a call failed, the next ones are spared the wait for a while."""
+"""A switch before a server that may be away: once a call failed, the next ones are spared the wait
+for a while.
+"""
 
 import threading
 import time
@@ -7,14 +9,20 @@ from collections.abc import Callable
 
 
 class CircuitBreaker:
-    """Skips a failing server: when the pause after a failure is over one caller tries, and all others are told at once.
+    """Skips a failing server: when the pause after a failure is over one caller tries, and all
+    others are told at once.
 
-    `trial_seconds` is how long that caller may take before another one tries too; without it as long as the pause. A call
-    that can take longer than the pause needs it, or a hanging server would collect a caller a pause.
+    `trial_seconds` is how long that caller may take before another one tries too; without it as
+    long as the pause. A call that can take longer than the pause needs it, or a hanging server
+    would collect a caller a pause.
     """
 
     def __init__(
-        self, retry_after_seconds: float, clock: Callable[[], float] = time.monotonic, *, trial_seconds: float | None = None
+        self,
+        retry_after_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        trial_seconds: float | None = None,
     ) -> None:
         self._retry_after_seconds, self._clock = retry_after_seconds, clock
         self._trial_seconds = retry_after_seconds if trial_seconds is None else trial_seconds

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""The settings of a process: read once from the environment, typed, frozen. Nothing else reads the environment."""
+"""The settings of a process: read once from the environment, typed, frozen. Nothing else reads the
+environment.
+"""
 
 import json
 import re
@@ -12,7 +14,8 @@ from urllib.parse import urlsplit, urlunsplit
 type Network = IPv4Network | IPv6Network
 
 VERSION = "5.1.15"  # of the API and its schema; a test holds it to pyproject.toml
-DEVELOPMENT_SECRET = "development-only-secret"  # keys made with it are worthless: development data is thrown away
+# Keys made with it are worthless: development data is thrown away.
+DEVELOPMENT_SECRET = "development-only-secret"
 CHAT_SIGNAL_DATABASE = 7  # of Redis: completion events, stream leases and streams
 DEFAULT_VALIDATED_BACKENDS = (
     "AI Horde Worker",
@@ -24,7 +27,8 @@ DEFAULT_VALIDATED_BACKENDS = (
 )
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
-IGNORED_SETTINGS = ("REDIS_SERVERS",)  # an AI Horde mirrors its caches to a list of servers; here one address serves all
+# An AI Horde mirrors its caches to a list of servers; here one address serves all.
+IGNORED_SETTINGS = ("REDIS_SERVERS",)
 
 
 class ConfigError(Exception):
@@ -37,16 +41,20 @@ class Config:
 
     development: bool = False  # HORDE_ENVIRONMENT=development
     # services
-    database_url: str = field(repr=False)  # DATABASE_URL, else POSTGRES_URL, POSTGRES_USER, POSTGRES_PASS
-    redis_url: str = field(default="redis://127.0.0.1:6379", repr=False)  # REDIS_URL, else REDIS_IP, REDIS_PORT
+    # DATABASE_URL, else POSTGRES_URL, POSTGRES_USER, POSTGRES_PASS.
+    database_url: str = field(repr=False)
+    # REDIS_URL, else REDIS_IP, REDIS_PORT.
+    redis_url: str = field(default="redis://127.0.0.1:6379", repr=False)
     ignored_settings: tuple[str, ...] = ()  # of IGNORED_SETTINGS, those that are set
     s3_endpoint: str = ""  # S3_ENDPOINT, else R2_TRANSIENT_ACCOUNT
     s3_access_key: str = field(default="", repr=False)  # AWS_ACCESS_KEY_ID
     s3_secret_key: str = field(default="", repr=False)  # AWS_SECRET_ACCESS_KEY
     s3_region: str = "auto"  # AWS_DEFAULT_REGION
-    s3_public_endpoint: str = ""  # S3_PUBLIC_ENDPOINT, where workers reach the store; empty is s3_endpoint
+    # S3_PUBLIC_ENDPOINT, where workers reach the store; empty is s3_endpoint.
+    s3_public_endpoint: str = ""
     source_image_bucket: str = "stable-horde-source-images"  # R2_SOURCE_IMAGE_BUCKET
-    chat_messages_bucket: str = "stable-horde-source-images"  # R2_CHAT_MESSAGES_BUCKET, that of the images when unset
+    # R2_CHAT_MESSAGES_BUCKET, that of the images when unset.
+    chat_messages_bucket: str = "stable-horde-source-images"
     db_pool_size: int = 15  # SQLALCHEMY_POOL_SIZE, connections a process keeps
     db_max_overflow: int = 5  # SQLALCHEMY_MAX_OVERFLOW
     db_pool_timeout_seconds: float = 30.0  # SQLALCHEMY_POOL_TIMEOUT
@@ -60,26 +68,33 @@ class Config:
     log_level: str = "INFO"  # HORDE_LOG_LEVEL
     log_json: bool = True  # HORDE_LOG_FORMAT=json|text; text is the default in development
     # accounts
-    secret_key: str = field(repr=False)  # secret_key: salt of stored keys; must never change once keys exist
+    # secret_key: salt of stored keys; must never change once keys exist.
+    secret_key: str = field(repr=False)
     admins: tuple[str, ...] = ()  # ADMINS, a JSON array of name#id
-    kudos_trust_threshold: int | None = None  # KUDOS_TRUST_THRESHOLD, escrow for promotion; unset is off
+    # KUDOS_TRUST_THRESHOLD, escrow for promotion; unset is off.
+    kudos_trust_threshold: int | None = None
     test_apikeys: bool = False  # HORDE_TEST_APIKEYS
     # addresses and limits
-    trusted_proxies: tuple[Network, ...] = ()  # HORDE_TRUSTED_PROXIES, networks whose X-Forwarded-For is believed
+    # HORDE_TRUSTED_PROXIES, networks whose X-Forwarded-For is believed.
+    trusted_proxies: tuple[Network, ...] = ()
     whitelisted_addresses: tuple[str, ...] = ()  # HORDE_WHITELISTED_ADDRESSES
     rate_limits_enabled: bool = True  # HORDE_TEST_RATELIMIT_DISABLED turns them off
     default_limit: str = "90/minute"  # HORDE_DEFAULT_LIMIT
     text_request_2sec_limit: str = "2/second"  # HORDE_TEXT_REQUEST_2SEC_LIMIT_PER_IP
     text_request_90min_limit: str = "90/minute"  # HORDE_TEXT_REQUEST_90MIN_LIMIT_PER_IP
-    chat_request_2sec_limit: str = "2/second"  # HORDE_CHAT_REQUEST_2SEC_LIMIT_PER_IP, follows text when unset
-    chat_request_90min_limit: str = "90/minute"  # HORDE_CHAT_REQUEST_90MIN_LIMIT_PER_IP, follows text when unset
+    # HORDE_CHAT_REQUEST_2SEC_LIMIT_PER_IP, follows text when unset.
+    chat_request_2sec_limit: str = "2/second"
+    # HORDE_CHAT_REQUEST_90MIN_LIMIT_PER_IP, follows text when unset.
+    chat_request_90min_limit: str = "90/minute"
     status_read_limit: str = "600/minute"  # HORDE_STATUS_READ_LIMIT
     status_delete_limit: str = "60/minute"  # HORDE_STATUS_DELETE_LIMIT
     ip_checker: str = ""  # IP_CHECKER, address of the checker with {ip} in it
     ip_checker_no_data: str = ""  # IP_CHECKER_LC
     # text and chat
-    validated_backends: tuple[str, ...] = DEFAULT_VALIDATED_BACKENDS  # HORDE_VALIDATED_BACKENDS, a JSON array
-    text_model_reference: str = ""  # HORDE_IMAGE_LLM_REFERENCE, URL or path; empty keeps the bundled list
+    # HORDE_VALIDATED_BACKENDS, a JSON array.
+    validated_backends: tuple[str, ...] = DEFAULT_VALIDATED_BACKENDS
+    # HORDE_IMAGE_LLM_REFERENCE, URL or path; empty keeps the bundled list.
+    text_model_reference: str = ""
     upfront_kudos_on_workerlist: bool = False  # HORDE_UPFRONT_KUDOS_ON_WORKERLIST
     require_matched_targeting: bool = False  # HORDE_REQUIRE_MATCHED_TARGETING
     free_output_ceiling: int = 4096  # HORDE_TEXT_FREE_OUTPUT_CEILING, tokens
@@ -88,7 +103,8 @@ class Config:
     free_output_wait_floor_seconds: float = 300.0  # HORDE_TEXT_FREE_OUTPUT_WAIT_FLOOR_SECONDS
     chat_admission_enabled: bool = True  # HORDE_CHAT_ADMISSION_ENABLED
     chat_messages_offload_enabled: bool = False  # HORDE_CHAT_MESSAGES_OFFLOAD_ENABLED
-    chat_messages_offload_bytes: int = 262144  # HORDE_CHAT_MESSAGES_OFFLOAD_BYTES, the largest messages that stay inline
+    # HORDE_CHAT_MESSAGES_OFFLOAD_BYTES, the largest messages that stay inline.
+    chat_messages_offload_bytes: int = 262144
     chat_messages_offload_gzip: bool = False  # HORDE_CHAT_MESSAGES_OFFLOAD_GZIP
     # names shown to people
     title: str = "Horde"  # HORDE_TITLE
@@ -96,19 +112,25 @@ class Config:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Self:
-        """Read a configuration; raises ConfigError naming the variable that is missing or malformed."""
+        """Read a configuration; raises ConfigError naming the variable that is missing or
+        malformed.
+        """
         read = _Reader(environment)
         development = read.text("HORDE_ENVIRONMENT", "production") == "development"
         secret_key = read.text("secret_key", DEVELOPMENT_SECRET if development else "")
         if not secret_key:
-            raise ConfigError("secret_key is not set: it salts every stored key, so there is no default in production.")
+            raise ConfigError(
+                "secret_key is not set: it salts every stored key, so there is no default in production."
+            )
         text_2sec = read.text("HORDE_TEXT_REQUEST_2SEC_LIMIT_PER_IP", "2/second")
         text_90min = read.text("HORDE_TEXT_REQUEST_90MIN_LIMIT_PER_IP", "90/minute")
         s3_endpoint = _s3_endpoint(read)
         source_image_bucket = read.text("R2_SOURCE_IMAGE_BUCKET", "stable-horde-source-images")
         offload_enabled = read.flag("HORDE_CHAT_MESSAGES_OFFLOAD_ENABLED", default=False)
         if offload_enabled and not s3_endpoint:
-            raise ConfigError("HORDE_CHAT_MESSAGES_OFFLOAD_ENABLED is on, and without S3_ENDPOINT there is nowhere to put them.")
+            raise ConfigError(
+                "HORDE_CHAT_MESSAGES_OFFLOAD_ENABLED is on, and without S3_ENDPOINT there is nowhere to put them."
+            )
         return cls(
             development=development,
             database_url=_database_url(read),
@@ -148,17 +170,26 @@ class Config:
             status_delete_limit=read.text("HORDE_STATUS_DELETE_LIMIT", "60/minute"),
             ip_checker=read.text("IP_CHECKER", ""),
             ip_checker_no_data=read.text("IP_CHECKER_LC", ""),
-            validated_backends=read.text_list("HORDE_VALIDATED_BACKENDS") or DEFAULT_VALIDATED_BACKENDS,
+            validated_backends=read.text_list("HORDE_VALIDATED_BACKENDS")
+            or DEFAULT_VALIDATED_BACKENDS,
             text_model_reference=read.text("HORDE_IMAGE_LLM_REFERENCE", ""),
-            upfront_kudos_on_workerlist=read.flag("HORDE_UPFRONT_KUDOS_ON_WORKERLIST", default=False),
+            upfront_kudos_on_workerlist=read.flag(
+                "HORDE_UPFRONT_KUDOS_ON_WORKERLIST", default=False
+            ),
             require_matched_targeting=read.flag("HORDE_REQUIRE_MATCHED_TARGETING", default=False),
             free_output_ceiling=read.number("HORDE_TEXT_FREE_OUTPUT_CEILING", 4096, int),
             free_output_floor=read.number("HORDE_TEXT_FREE_OUTPUT_FLOOR", 512, int),
-            free_output_wait_full_seconds=read.number("HORDE_TEXT_FREE_OUTPUT_WAIT_FULL_SECONDS", 60.0, float),
-            free_output_wait_floor_seconds=read.number("HORDE_TEXT_FREE_OUTPUT_WAIT_FLOOR_SECONDS", 300.0, float),
+            free_output_wait_full_seconds=read.number(
+                "HORDE_TEXT_FREE_OUTPUT_WAIT_FULL_SECONDS", 60.0, float
+            ),
+            free_output_wait_floor_seconds=read.number(
+                "HORDE_TEXT_FREE_OUTPUT_WAIT_FLOOR_SECONDS", 300.0, float
+            ),
             chat_admission_enabled=read.flag("HORDE_CHAT_ADMISSION_ENABLED", default=True),
             chat_messages_offload_enabled=offload_enabled,
-            chat_messages_offload_bytes=read.number("HORDE_CHAT_MESSAGES_OFFLOAD_BYTES", 262144, int),
+            chat_messages_offload_bytes=read.number(
+                "HORDE_CHAT_MESSAGES_OFFLOAD_BYTES", 262144, int
+            ),
             chat_messages_offload_gzip=read.flag("HORDE_CHAT_MESSAGES_OFFLOAD_GZIP", default=False),
             title=read.text("HORDE_TITLE", "Horde"),
             contact_email=read.text("HORDE_EMAIL", ""),
@@ -167,17 +198,24 @@ class Config:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontConfig:
-    """Every setting of the OpenAI-compatible front, which has no database and no secret of its own."""
+    """Every setting of the OpenAI-compatible front, which has no database and no secret of its
+    own.
+    """
 
     listen: str = "127.0.0.1"  # HORDE_OAI_HOST
     port: int = 7010  # HORDE_OAI_PORT
     native_url: str = "http://127.0.0.1:7001/api"  # HORDE_OAI_NATIVE_URL, without /v2
-    redis_url: str | None = field(default="redis://127.0.0.1:6379/7", repr=False)  # HORDE_OAI_REDIS_URL; None polls only
-    proxy_passkey: str = field(default="", repr=False)  # HORDE_OAI_PROXY_PASSKEY, of the front's service account
-    trusted_proxies: tuple[Network, ...] = ()  # HORDE_OAI_TRUSTED_PROXIES, networks whose X-Forwarded-For is believed
-    client_agent: str = "aihorde-oai-front:1:unknown"  # HORDE_OAI_CLIENT_AGENT, for clients that send none
+    # HORDE_OAI_REDIS_URL; None polls only.
+    redis_url: str | None = field(default="redis://127.0.0.1:6379/7", repr=False)
+    # HORDE_OAI_PROXY_PASSKEY, of the front's service account.
+    proxy_passkey: str = field(default="", repr=False)
+    # HORDE_OAI_TRUSTED_PROXIES, networks whose X-Forwarded-For is believed.
+    trusted_proxies: tuple[Network, ...] = ()
+    # HORDE_OAI_CLIENT_AGENT, for clients that send none.
+    client_agent: str = "aihorde-oai-front:1:unknown"
     stream_budget_seconds: float = 600.0  # HORDE_OAI_STREAM_BUDGET_SECONDS
-    completion_budget_seconds: float = 540.0  # HORDE_OAI_COMPLETION_BUDGET_SECONDS, below the 600 s of OpenAI's SDKs
+    # HORDE_OAI_COMPLETION_BUDGET_SECONDS, below the 600 s of OpenAI's SDKs.
+    completion_budget_seconds: float = 540.0
     no_worker_grace_seconds: float = 60.0  # HORDE_OAI_NO_WORKER_GRACE_SECONDS
     stream_open_seconds: float = 10.0  # HORDE_OAI_STREAM_OPEN_SECONDS
     keepalive_seconds: float = 15.0  # HORDE_OAI_KEEPALIVE_SECONDS
@@ -187,7 +225,8 @@ class FrontConfig:
     max_open_requests: int = 1000  # HORDE_OAI_MAX_OPEN_REQUESTS, completions open at once
     models_cache_seconds: float = 5.0  # HORDE_OAI_MODELS_CACHE_SECONDS
     cors_origins: tuple[str, ...] = ("*",)  # HORDE_OAI_CORS_ORIGINS
-    shutdown_seconds: float = 30.0  # HORDE_OAI_SHUTDOWN_SECONDS, for what runs when the process is told to end
+    # HORDE_OAI_SHUTDOWN_SECONDS, for what runs when the process is told to end.
+    shutdown_seconds: float = 30.0
     metrics_port: int = 0  # HORDE_OAI_METRICS_PORT, Prometheus endpoint on loopback; 0 is off
     otlp_endpoint: str = ""  # OTEL_EXPORTER_OTLP_ENDPOINT
     log_level: str = "INFO"  # HORDE_LOG_LEVEL
@@ -207,19 +246,37 @@ class FrontConfig:
             proxy_passkey=read.header_text("HORDE_OAI_PROXY_PASSKEY", ""),
             trusted_proxies=read.networks("HORDE_OAI_TRUSTED_PROXIES"),
             client_agent=read.header_text("HORDE_OAI_CLIENT_AGENT", "aihorde-oai-front:1:unknown"),
-            stream_budget_seconds=read.bounded("HORDE_OAI_STREAM_BUDGET_SECONDS", 600.0, float, least=1.0, most=day),
-            completion_budget_seconds=read.bounded("HORDE_OAI_COMPLETION_BUDGET_SECONDS", 540.0, float, least=1.0, most=day),
-            no_worker_grace_seconds=read.bounded("HORDE_OAI_NO_WORKER_GRACE_SECONDS", 60.0, float, least=0.0, most=day),
-            stream_open_seconds=read.bounded("HORDE_OAI_STREAM_OPEN_SECONDS", 10.0, float, least=0.0, most=day),
-            keepalive_seconds=read.bounded("HORDE_OAI_KEEPALIVE_SECONDS", 15.0, float, least=0.1, most=day),
+            stream_budget_seconds=read.bounded(
+                "HORDE_OAI_STREAM_BUDGET_SECONDS", 600.0, float, least=1.0, most=day
+            ),
+            completion_budget_seconds=read.bounded(
+                "HORDE_OAI_COMPLETION_BUDGET_SECONDS", 540.0, float, least=1.0, most=day
+            ),
+            no_worker_grace_seconds=read.bounded(
+                "HORDE_OAI_NO_WORKER_GRACE_SECONDS", 60.0, float, least=0.0, most=day
+            ),
+            stream_open_seconds=read.bounded(
+                "HORDE_OAI_STREAM_OPEN_SECONDS", 10.0, float, least=0.0, most=day
+            ),
+            keepalive_seconds=read.bounded(
+                "HORDE_OAI_KEEPALIVE_SECONDS", 15.0, float, least=0.1, most=day
+            ),
             # The native status route takes one read a second of a request, not more.
             poll_seconds=read.bounded("HORDE_OAI_POLL_SECONDS", 2.0, float, least=1.0, most=day),
-            subscribed_poll_seconds=read.bounded("HORDE_OAI_SUBSCRIBED_POLL_SECONDS", 10.0, float, least=1.0, most=day),
+            subscribed_poll_seconds=read.bounded(
+                "HORDE_OAI_SUBSCRIBED_POLL_SECONDS", 10.0, float, least=1.0, most=day
+            ),
             submit_attempts=read.bounded("HORDE_OAI_SUBMIT_ATTEMPTS", 3, int, least=1, most=100),
-            max_open_requests=read.bounded("HORDE_OAI_MAX_OPEN_REQUESTS", 1000, int, least=1, most=1_000_000),
-            models_cache_seconds=read.bounded("HORDE_OAI_MODELS_CACHE_SECONDS", 5.0, float, least=0.0, most=day),
+            max_open_requests=read.bounded(
+                "HORDE_OAI_MAX_OPEN_REQUESTS", 1000, int, least=1, most=1_000_000
+            ),
+            models_cache_seconds=read.bounded(
+                "HORDE_OAI_MODELS_CACHE_SECONDS", 5.0, float, least=0.0, most=day
+            ),
             cors_origins=_front_origins(read),
-            shutdown_seconds=read.bounded("HORDE_OAI_SHUTDOWN_SECONDS", 30.0, float, least=0.0, most=day),
+            shutdown_seconds=read.bounded(
+                "HORDE_OAI_SHUTDOWN_SECONDS", 30.0, float, least=0.0, most=day
+            ),
             metrics_port=read.bounded("HORDE_OAI_METRICS_PORT", 0, int, least=0, most=65_535),
             otlp_endpoint=read.text("OTEL_EXPORTER_OTLP_ENDPOINT", ""),
             log_level=read.log_level("HORDE_LOG_LEVEL"),
@@ -274,7 +331,9 @@ class _Reader:
         except ValueError:
             raise ConfigError(f"{name} holds {text!r}, which is no network.") from None
 
-    def bounded[N: (int, float)](self, name: str, default: N, kind: Callable[[str], N], *, least: N, most: N) -> N:
+    def bounded[N: (int, float)](
+        self, name: str, default: N, kind: Callable[[str], N], *, least: N, most: N
+    ) -> N:
         """A number within bounds; a comparison with one that is no number fails."""
         value = self.number(name, default, kind)
         if not least <= value <= most:
@@ -315,7 +374,9 @@ def _redis_url(read: _Reader) -> str:
 
 
 def _s3_endpoint(read: _Reader) -> str:
-    """The store's address. Keys have to come with it: the library would look for some in the environment's own ways."""
+    """The store's address. Keys have to come with it: the library would look for some in the
+    environment's own ways.
+    """
     endpoint = _s3_address(read, "S3_ENDPOINT") or _s3_address(read, "R2_TRANSIENT_ACCOUNT")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         if endpoint and not read.text(name, ""):
@@ -349,7 +410,9 @@ def _front_origins(read: _Reader) -> tuple[str, ...]:
     origins = read.words("HORDE_OAI_CORS_ORIGINS") or ("*",)
     for origin in origins:
         if not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#@\sA-Z]+", origin):
-            raise ConfigError(f"HORDE_OAI_CORS_ORIGINS holds {origin!r}: it has to be * or origins such as https://example.com.")
+            raise ConfigError(
+                f"HORDE_OAI_CORS_ORIGINS holds {origin!r}: it has to be * or origins such as https://example.com."
+            )
     return origins
 
 
@@ -361,7 +424,9 @@ def _front_redis_url(read: _Reader) -> str | None:
     name = "HORDE_OAI_REDIS_URL" if url else "REDIS_URL"
     parts = urlsplit(url or _redis_url(read))
     if parts.scheme not in {"redis", "rediss", "unix"}:
-        raise ConfigError(f"{name} has to be a redis://, rediss:// or unix:// address, or HORDE_OAI_REDIS_URL be off.")
+        raise ConfigError(
+            f"{name} has to be a redis://, rediss:// or unix:// address, or HORDE_OAI_REDIS_URL be off."
+        )
     if url and (parts.scheme == "unix" or parts.path.strip("/")):
         return url  # it names its database
     if parts.scheme == "unix":

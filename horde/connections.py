@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """Connections whose clients cannot hold the threads of a server by sending slowly.
 
-A thread reads a request with blocking calls, so whoever sends a byte now and then would keep it. Waiting is therefore
-rationed: a request waits a moment for free, then needs one of the few places of its process, and it has to bring more
-than a trickle. Bytes that are there already cost nothing, which is all that a client behind a buffering proxy ever does.
+A thread reads a request with blocking calls, so whoever sends a byte now and then would keep it.
+Waiting is therefore rationed: a request waits a moment for free, then needs one of the few places
+of its process, and it has to bring more than a trickle. Bytes that are there already cost nothing,
+which is all that a client behind a buffering proxy ever does.
 """
 
 import select
@@ -27,12 +28,19 @@ class NoPlaceToWait(Exception):
 
 
 class BoundedSocket(socket.socket):
-    """A client's connection: `recv` waits within the request's ration. It takes the place of the socket it is made from."""
+    """A client's connection: `recv` waits within the request's ration. It takes the place of the
+    socket it is made from.
+    """
 
     def __init__(
-        self, connection: socket.socket, places: threading.Semaphore, clock: Callable[[], float] = time.monotonic
+        self,
+        connection: socket.socket,
+        places: threading.Semaphore,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(connection.family, connection.type, connection.proto, fileno=connection.detach())
+        super().__init__(
+            connection.family, connection.type, connection.proto, fileno=connection.detach()
+        )
         self._places, self._clock = places, clock
         self.begin_request()
 
@@ -51,8 +59,14 @@ class BoundedSocket(socket.socket):
     def _wait(self) -> None:
         started_at = self._clock()
         try:
-            patience = PATIENCE_SECONDS + self._received_bytes / SLOWEST_BYTES_PER_SECOND - self._waited_seconds
-            ends_at = started_at + min(SILENCE_SECONDS, patience, self.gettimeout() or SILENCE_SECONDS)
+            patience = (
+                PATIENCE_SECONDS
+                + self._received_bytes / SLOWEST_BYTES_PER_SECOND
+                - self._waited_seconds
+            )
+            ends_at = started_at + min(
+                SILENCE_SECONDS, patience, self.gettimeout() or SILENCE_SECONDS
+            )
             if self._is_readable(min(FREE_SECONDS - self._waited_seconds, ends_at - started_at)):
                 return
             if not self._places.acquire(blocking=False):

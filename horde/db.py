@@ -21,7 +21,8 @@ logger = logging.getLogger(__name__)
 
 DEADLOCK_ATTEMPTS = 4
 DEADLOCK_CODES = frozenset({"40P01", "40001"})  # deadlock detected, serialization failure
-LOST_CONNECTION_CLASSES = ("08", "57P", "53")  # connection exceptions, operator intervention, out of connections
+# Connection exceptions, operator intervention, out of connections.
+LOST_CONNECTION_CLASSES = ("08", "57P", "53")
 _AFTER_COMMIT = "horde.after_commit"
 READS_ALONE = "horde_reads_alone"  # execution option of the connections that `reading` uses
 
@@ -48,7 +49,11 @@ def connect(config: Config) -> Engine:
         pool_use_lifo=True,  # idle connections close by age instead of being kept warm in turn
         executemany_mode="values_plus_batch",  # several rows in one round trip
         hide_parameters=True,  # prompts and keys must not reach a log through an exception's text
-        connect_args={"connect_timeout": 5, "options": "-c timezone=utc", "application_name": "horde"},
+        connect_args={
+            "connect_timeout": 5,
+            "options": "-c timezone=utc",
+            "application_name": "horde",
+        },
     )
     _State.engine = engine
     _State.sessions = sessionmaker(engine, expire_on_commit=False)
@@ -60,7 +65,9 @@ def connect(config: Config) -> Engine:
 
 
 def _switch_to_autocommit(connection: Connection) -> None:
-    """By the driver's own switch: SQLAlchemy's isolation level would send a SET with every connection given back."""
+    """By the driver's own switch: SQLAlchemy's isolation level would send a SET with every
+    connection given back.
+    """
     connection.connection.dbapi_connection.autocommit = True  # type: ignore[union-attr]
 
 
@@ -86,8 +93,8 @@ def disconnect() -> None:
 def transaction() -> Iterator[Session]:
     """A session whose work is committed when the block ends and rolled back when it raises.
 
-    What `after_commit` gathered runs once the commit is real. Only routes, jobs and commands open one.
-    Raises ServiceUnavailable when the database is away.
+    What `after_commit` gathered runs once the commit is real. Only routes, jobs and commands open
+    one. Raises ServiceUnavailable when the database is away.
     """
     if _State.sessions is None:
         raise RuntimeError("The database is not connected: call db.connect(config) first.")
@@ -115,7 +122,8 @@ def transaction() -> Iterator[Session]:
 def reading() -> Iterator[Session]:
     """A session for reads alone, each statement by itself: no BEGIN and no COMMIT go over the wire.
 
-    What it loads belongs to no session afterwards. Raises ServiceUnavailable when the database is away.
+    What it loads belongs to no session afterwards. Raises ServiceUnavailable when the database is
+    away.
     """
     if _State.reading_sessions is None:
         raise RuntimeError("The database is not connected: call db.connect(config) first.")
@@ -135,19 +143,24 @@ def reading() -> Iterator[Session]:
 
 @contextmanager
 def single_statement() -> Iterator[Session]:
-    """A session for one conditional write that stands alone: it is its own transaction, so nothing but it goes over the wire.
+    """A session for one conditional write that stands alone: it is its own transaction, so nothing
+    but it goes over the wire.
 
-    What `after_commit` gathered runs at the end. Raises ServiceUnavailable when the database is away.
+    What `after_commit` gathered runs at the end. Raises ServiceUnavailable when the database is
+    away.
     """
     with reading() as session:
         yield session
-        session.commit()  # what a session of a test's own transaction needs; the driver has committed before
+        # What a session of a test's own transaction needs; the driver has committed before.
+        session.commit()
 
 
 def table_of(model: type[Base]) -> Table:
-    """The table behind a row class. Statements of hot paths are built over it once, when their module is imported.
+    """The table behind a row class. Statements of hot paths are built over it once, when their
+    module is imported.
 
-    A statement over the class itself is annotated anew at every call, which costs ten times what it asks of the database.
+    A statement over the class itself is annotated anew at every call, which costs ten times what it
+    asks of the database.
     """
     return cast(Table, model.__table__)
 
@@ -155,11 +168,15 @@ def table_of(model: type[Base]) -> Table:
 def insert_rows(session: Session, table: Table, rows: Sequence[Mapping[str, object]]) -> None:
     """Insert rows that name the same columns, in one round trip."""
     if rows:
-        session.execute(insert(table), dict(rows[0]) if len(rows) == 1 else [dict(row) for row in rows])
+        session.execute(
+            insert(table), dict(rows[0]) if len(rows) == 1 else [dict(row) for row in rows]
+        )
 
 
 def after_commit(session: Session, call: Callable[[], object]) -> None:
-    """Run `call` once the session's transaction is committed; never when it is rolled back. Best effort."""
+    """Run `call` once the session's transaction is committed; never when it is rolled back. Best
+    effort.
+    """
     session.info.setdefault(_AFTER_COMMIT, []).append(call)
 
 
@@ -183,7 +200,8 @@ def _run_after_commit(session: Session) -> None:
     for call in calls:
         try:
             call()
-        except Exception:  # the commit stands: what tells the world about it must not turn it into a failure
+        # The commit stands: what tells the world about it must not turn it into a failure.
+        except Exception:
             metrics.after_commit_failures.add(1)
             logger.exception("horde.after_commit.failed")
 

@@ -5,7 +5,8 @@ from horde.return_codes import ReturnCode
 
 
 class HordeError(Exception):
-    """What a client is told: ``{message, rc}`` and ``extra`` with ``status``; an ``rc`` of None leaves the key out.
+    """What a client is told: ``{message, rc}`` and ``extra`` with ``status``; an ``rc`` of None
+    leaves the key out.
 
     A transaction that one is raised in leaves nothing.
     """
@@ -20,12 +21,16 @@ class HordeError(Exception):
 class BadRequest(HordeError):
     """400: the request as sent can never be served."""
 
-    def __init__(self, message: str, rc: ReturnCode = ReturnCode.BAD_REQUEST, **extra: object) -> None:
+    def __init__(
+        self, message: str, rc: ReturnCode = ReturnCode.BAD_REQUEST, **extra: object
+    ) -> None:
         super().__init__(message, rc, **extra)
 
 
 class PayloadInvalid(BadRequest):
-    """400 of a body that breaks its schema: the fixed message and ``errors``, a map from path to text."""
+    """400 of a body that breaks its schema: the fixed message and ``errors``, a map from path to
+    text.
+    """
 
     def __init__(self, errors: dict[str, str]) -> None:
         super().__init__("Input payload validation failed", errors=errors)
@@ -42,7 +47,9 @@ class Forbidden(HordeError):
 
     status = 403
 
-    def __init__(self, message: str, rc: ReturnCode = ReturnCode.FORBIDDEN, **extra: object) -> None:
+    def __init__(
+        self, message: str, rc: ReturnCode = ReturnCode.FORBIDDEN, **extra: object
+    ) -> None:
         super().__init__(message, rc, **extra)
 
 
@@ -63,7 +70,9 @@ class RequestTooLarge(HordeError):
 
     status = 413
 
-    def __init__(self, message: str, rc: ReturnCode = ReturnCode.REQUEST_TOO_LARGE, **extra: object) -> None:
+    def __init__(
+        self, message: str, rc: ReturnCode = ReturnCode.REQUEST_TOO_LARGE, **extra: object
+    ) -> None:
         super().__init__(message, rc, **extra)
 
 

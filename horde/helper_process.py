@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """Work on what strangers sent, in helper processes that it may hang, fill or crash.
 
-A helper is a program of its own, run as a file, that imports nothing of this project. It answers `READY` when it has
-started, then each request with one answer, both as four bytes of length and the content.
+A helper is a program of its own, run as a file, that imports nothing of this project. It answers
+`READY` when it has started, then each request with one answer, both as four bytes of length and the
+content.
 """
 
 import atexit
@@ -33,7 +34,9 @@ class Helper:
         command = [sys.executable, "-I", str(program)]
         pipe = subprocess.PIPE
         # A session of its own: Ctrl-C on the server is not for it. It ends when its input closes.
-        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, start_new_session=True)
+        self.process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, start_new_session=True
+        )
         if self._read_answer(HELPER_START_SECONDS) != READY:
             self.kill()
             raise HelperUnavailable
@@ -45,7 +48,8 @@ class Helper:
         return self.process.stdin, self.process.stdout
 
     def ask(self, request: bytes, seconds: float) -> bytes | None:
-        """The answer; None when the helper ran out of time or ended over it and is of no further use.
+        """The answer; None when the helper ran out of time or ended over it and is of no further
+        use.
 
         Raises BrokenPipeError when it had died before.
         """
@@ -89,7 +93,9 @@ class Helper:
                 continue
 
     def forget(self) -> None:
-        """In a forked child: the process belongs to the parent, so it is neither waited for nor warned about."""
+        """In a forked child: the process belongs to the parent, so it is neither waited for nor
+        warned about.
+        """
         self.process.returncode = 0
         self.close_pipes()
 
@@ -98,13 +104,24 @@ class HelperPool:
     """The helpers of one program in this process, started when first needed; one for each fork."""
 
     def __init__(
-        self, program: Path, *, max_count: int, max_waiting_count: int, wait_seconds: float, answer_seconds: float
+        self,
+        program: Path,
+        *,
+        max_count: int,
+        max_waiting_count: int,
+        wait_seconds: float,
+        answer_seconds: float,
     ) -> None:
-        """`max_count` helpers work at a time; `max_waiting_count` callers wait `wait_seconds` for one, more are turned away.
+        """`max_count` helpers work at a time; `max_waiting_count` callers wait `wait_seconds` for
+        one, more are turned away.
 
         An answer that takes longer than `answer_seconds` is given up, and its helper with it.
         """
-        self._program, self._max_count, self._max_waiting_count = program, max_count, max_waiting_count
+        self._program, self._max_count, self._max_waiting_count = (
+            program,
+            max_count,
+            max_waiting_count,
+        )
         self.wait_seconds, self._answer_seconds = wait_seconds, answer_seconds
         self._reset()
         os.register_at_fork(after_in_child=self.forget)
@@ -116,7 +133,8 @@ class HelperPool:
         self._places = threading.BoundedSemaphore(self._max_count + self._max_waiting_count)
 
     def ask(self, request: bytes) -> bytes | None:
-        """The answer to one request; None when it was too much for its helper, which the next call replaces.
+        """The answer to one request; None when it was too much for its helper, which the next call
+        replaces.
 
         Raises HelperUnavailable. No transaction may be open.
         """
@@ -137,7 +155,8 @@ class HelperPool:
         try:
             return self._ask_with(self._take(), request)
         except BrokenPipeError:
-            return self._ask_with(Helper(self._program), request)  # an idle helper had been killed from outside
+            # An idle helper had been killed from outside.
+            return self._ask_with(Helper(self._program), request)
 
     def _take(self) -> Helper:
         try:
@@ -162,7 +181,9 @@ class HelperPool:
             self._idle.pop().kill()
 
     def forget(self) -> None:
-        """After a fork the helpers are the parent's, and a lock may have been held by a thread that is not here."""
+        """After a fork the helpers are the parent's, and a lock may have been held by a thread that
+        is not here.
+        """
         for helper in self._idle:
             helper.forget()
         self._reset()

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Images that requesters send: read from a data URL or fetched from a public host, and encoded as plain JPEG.
+"""Images that requesters send: read from a data URL or fetched from a public host, and encoded as
+plain JPEG.
 
-Nothing of the library that decodes them runs in this process: `encode_chat_image` asks one of two helpers, which a hostile
-image may fill or hang. Callers get `ImageRefused` for what the requester can mend. No transaction may be open.
-Source: docs/reference/chat_requests.md, "Images".
+Nothing of the library that decodes them runs in this process: `encode_chat_image` asks one of two
+helpers, which a hostile image may fill or hang. Callers get `ImageRefused` for what the requester
+can mend. No transaction may be open. Source: docs/reference/chat_requests.md, "Images".
 """
 
 import binascii
@@ -37,7 +38,8 @@ FETCH_SECONDS: Final = 10.0  # one URL with its redirects
 MAX_DECODING_COUNT: Final = 2  # images decoded at a time, per process
 MAX_WAITING_COUNT: Final = 32  # images that wait for that; a request has two of them at most
 DECODE_WAIT_SECONDS: Final = 20.0
-DECODE_SECONDS: Final = 20.0  # the helper's own bound is in processor time; this one is for a machine that is stuck
+# The helper's own bound is in processor time; this one is for a machine that is stuck.
+DECODE_SECONDS: Final = 20.0
 FETCH_WAIT_SECONDS: Final = 2.0
 DEFAULT_FETCHING_COUNT: Final = 8
 
@@ -68,7 +70,9 @@ class _State:
 
 
 def configure(*, server_threads: int, network: Network = INTERNET) -> None:
-    """Let half of a process's threads fetch at a time: hosts that answer slowly must not hold them all."""
+    """Let half of a process's threads fetch at a time: hosts that answer slowly must not hold them
+    all.
+    """
     _State.fetching = threading.BoundedSemaphore(max(server_threads // 2, 1))
     _State.network = network
 
@@ -81,7 +85,8 @@ def is_web_url(url: str) -> bool:
 def estimate_data_url_bytes(url: str) -> int | None:
     """The size of a data URL's content once decoded, by its length; None for a web address.
 
-    Raises ImageRefused with SourceImageUrlInvalid for a URL of another form, and for a web address that nobody could ask.
+    Raises ImageRefused with SourceImageUrlInvalid for a URL of another form, and for a web address
+    that nobody could ask.
     """
     if is_web_url(url):
         if len(url) > MAX_URL_CHARACTERS:
@@ -107,10 +112,11 @@ def _too_large(size: str) -> ImageRefused:
 
 
 def load_chat_image(url: str, *, deadline: float) -> bytes:
-    """The bytes behind a URL of either form, as they were sent: at most 5 MiB, and not known to be an image yet.
+    """The bytes behind a URL of either form, as they were sent: at most 5 MiB, and not known to be
+    an image yet.
 
-    `deadline` is on the monotonic clock and bounds a fetch. The caller keeps no reference to a data URL it wants freed.
-    Raises ImageRefused.
+    `deadline` is on the monotonic clock and bounds a fetch. The caller keeps no reference to a data
+    URL it wants freed. Raises ImageRefused.
     """
     size = estimate_data_url_bytes(url)
     if size is None:
@@ -125,10 +131,12 @@ def load_chat_image(url: str, *, deadline: float) -> bytes:
 
 
 def fetch_public_image(url: str, *, deadline: float) -> bytes:
-    """Fetch a URL that a requester named, following three redirects at most, each to a public host again.
+    """Fetch a URL that a requester named, following three redirects at most, each to a public host
+    again.
 
     Raises:
-        ImageRefused: SourceImageUrlRefused for an address that is not public, on any hop; SourceImageSizeExceeded for a
+        ImageRefused: SourceImageUrlRefused for an address that is not public, on any hop;
+        SourceImageSizeExceeded for a
             body over 5 MiB; SourceImageUrlInvalid for every other way not to get a 200.
         ServiceUnavailable: as many threads of this process as may fetch already do.
     """
@@ -142,7 +150,9 @@ def fetch_public_image(url: str, *, deadline: float) -> bytes:
             outcome = _FETCH_OUTCOMES[refused.rc]
             raise
         finally:
-            metrics.image_fetch_seconds.record(time.monotonic() - started_at, {"horde.outcome": outcome})
+            metrics.image_fetch_seconds.record(
+                time.monotonic() - started_at, {"horde.outcome": outcome}
+            )
     return body
 
 
@@ -169,7 +179,9 @@ def _ask(url: str, deadline: float) -> bytes | str:
             network=_State.network,
         )
     except AddressRefused:
-        raise ImageRefused("leads to an address that is not public", ReturnCode.SOURCE_IMAGE_URL_REFUSED) from None
+        raise ImageRefused(
+            "leads to an address that is not public", ReturnCode.SOURCE_IMAGE_URL_REFUSED
+        ) from None
     except AnswerTooLong:
         raise _too_large(f"of more than {MAX_CHAT_IMAGE_BYTES} bytes") from None
     except OutboundFailed:
@@ -210,22 +222,27 @@ _decoders: Final = HelperPool(
 
 
 def encode_chat_image(data: bytes) -> bytes:
-    """An image of any common format as the JPEG that is stored: first frame, upright, on white, at most 2048 pixels a side.
+    """An image of any common format as the JPEG that is stored: first frame, upright, on white, at
+    most 2048 pixels a side.
 
     Raises:
-        ImageRefused: SourceImageResolutionExceeded for more than 3072 * 3072 pixels by its header, SourceImageUnreadable.
-        ServiceUnavailable: too many images wait to be decoded.
+        ImageRefused: SourceImageResolutionExceeded for more than 3072 * 3072 pixels by its header,
+        SourceImageUnreadable. ServiceUnavailable: too many images wait to be decoded.
     """
     started_at = time.monotonic()
     try:
         answer = _decoders.ask(data)
     except HelperUnavailable:
-        raise ServiceUnavailable("Too many images are being read at the moment. Try again.") from None
+        raise ServiceUnavailable(
+            "Too many images are being read at the moment. Try again."
+        ) from None
     verdict = b"" if answer is None else answer[:1]
     outcome = {b"J": "encoded", b"P": "too_many_pixels"}.get(verdict, "unreadable")
     metrics.image_encode_seconds.record(time.monotonic() - started_at, {"horde.outcome": outcome})
     if answer is not None and outcome == "encoded":
         return answer[1:]
     if outcome == "too_many_pixels":
-        raise ImageRefused("has more than 3072 * 3072 pixels", ReturnCode.SOURCE_IMAGE_RESOLUTION_EXCEEDED)
+        raise ImageRefused(
+            "has more than 3072 * 3072 pixels", ReturnCode.SOURCE_IMAGE_RESOLUTION_EXCEEDED
+        )
     raise ImageRefused("is not readable as an image", ReturnCode.SOURCE_IMAGE_UNREADABLE)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Bytes of a request body into plain values, refusing everything that could not be stored or measured later.
+"""Bytes of a request body into plain values, refusing everything that could not be stored or
+measured later.
 
-Every native route and the front read bodies through this module, so that one set of rules holds: UTF-8, finite
-numbers, bounded depth, and no character that Postgres cannot keep.
-Source: docs/reference/chat_requests.md, "Request body"; rulings on encodings.
+Every native route and the front read bodies through this module, so that one set of rules holds:
+UTF-8, finite numbers, bounded depth, and no character that Postgres cannot keep. Source:
+docs/reference/chat_requests.md, "Request body"; rulings on encodings.
 """
 
 import json
@@ -14,21 +15,26 @@ from typing import Final, NoReturn
 from horde.exceptions import BadRequest
 from horde.return_codes import ReturnCode
 
-MAX_JSON_DEPTH: Final = 100  # far above any accepted shape, far below the interpreter's recursion limit
-# A value of two bytes takes sixty in memory and a microsecond of the whole process. A request of 1024 messages with every
-# tool it may carry has some ten thousand; a pop has one for each model.
+# Far above any accepted shape, far below the interpreter's recursion limit.
+MAX_JSON_DEPTH: Final = 100
+# A value of two bytes takes sixty in memory and a microsecond of the whole process. A request of
+# 1024 messages with every tool it may carry has some ten thousand; a pop has one for each model.
 MAX_JSON_VALUE_COUNT: Final = 512 * 1024
-# Two of a key and two of a string for each value; so many inside of strings is no text that anybody writes.
+# Two of a key and two of a string for each value; so many inside of strings is no text that anybody
+# writes.
 MAX_QUOTE_COUNT: Final = 4 * MAX_JSON_VALUE_COUNT
-MAX_SEARCHED_QUOTE_COUNT: Final = 64 * 1024  # above it, strings are too short to be worth a search each
-MAX_NUMBER_CHARACTERS: Final = 400  # a double has at most 309 digits before the point; more is refused without converting it
+# Above it, strings are too short to be worth a search each.
+MAX_SEARCHED_QUOTE_COUNT: Final = 64 * 1024
+# A double has at most 309 digits before the point; more is refused without converting it.
+MAX_NUMBER_CHARACTERS: Final = 400
 
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
-# Raw NULs and surrogates are no JSON and no UTF-8, so they reach a parsed string through an escape that starts so.
+# Raw NULs and surrogates are no JSON and no UTF-8, so they reach a parsed string through an escape
+# that starts so.
 _UNSTORABLE_ESCAPES: Final = ("\\u0000", "\\ud", "\\uD")
 _UNSTORABLE: Final = re.compile("[\x00\ud800-\udfff]")
-# Possessive, and content with the end of the text: one pass, whatever comes. An open string full of escaped quotes would else be
-# searched to the end from each of them.
+# Possessive, and content with the end of the text: one pass, whatever comes. An open string full of
+# escaped quotes would else be searched to the end from each of them.
 _STRING: Final = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 _REPLACEMENT: Final = "\ufffd"
 
@@ -36,24 +42,32 @@ _REPLACEMENT: Final = "\ufffd"
 def parse_json_body(data: bytes, *, replace_unstorable_characters: bool = False) -> object:
     """The value a body holds; of a repeated key the last value counts.
 
-    With `replace_unstorable_characters` NULs and unpaired surrogates become U+FFFD, because one odd character
-    must not cost a worker its reply; without it they are refused, keys included.
+    With `replace_unstorable_characters` NULs and unpaired surrogates become U+FFFD, because one odd
+    character must not cost a worker its reply; without it they are refused, keys included.
 
     Raises:
         BadRequest: not UTF-8, not JSON, too deep, too many values, or a number no double holds.
-        BadRequest with NulByteInPayload or InvalidPromptEncoding: a character that cannot be stored.
+        BadRequest with NulByteInPayload or InvalidPromptEncoding: a character that cannot be
+        stored.
     """
     text = _decode(data)
-    del data  # a body of images is tens of megabytes: held as bytes, text and values it would be there three times
+    # A body of images is tens of megabytes: held as bytes, text and values it would be there three
+    # times.
+    del data
     container_count = text.count("[") + text.count("{")
-    if container_count + text.count(",") > MAX_JSON_VALUE_COUNT and _count_values(text) > MAX_JSON_VALUE_COUNT:
+    if (
+        container_count + text.count(",") > MAX_JSON_VALUE_COUNT
+        and _count_values(text) > MAX_JSON_VALUE_COUNT
+    ):
         raise BadRequest("The body holds too many values.")
     try:
         value: object = _DECODER.decode(text)
     except RecursionError:
         raise _too_deep() from None
     except json.JSONDecodeError as error:
-        raise BadRequest(f"The body is not valid JSON: {error.msg} (line {error.lineno}, column {error.colno}).") from None
+        raise BadRequest(
+            f"The body is not valid JSON: {error.msg} (line {error.lineno}, column {error.colno})."
+        ) from None
     if container_count > MAX_JSON_DEPTH and _is_too_deep(value):
         raise _too_deep()
     if "\\u" not in text or not any(escape in text for escape in _UNSTORABLE_ESCAPES):
@@ -84,7 +98,8 @@ def _count_values(text: str) -> int:
     if quote_count > MAX_SEARCHED_QUOTE_COUNT:
         bare = _STRING.sub("", text)
         return bare.count("[") + bare.count("{") + bare.count(",")
-    # String by string: long ones are many times faster to skip than to take out, and other threads run in between.
+    # String by string: long ones are many times faster to skip than to take out, and other threads
+    # run in between.
     count = position = 0
     while True:
         start = text.find('"', position)
@@ -96,7 +111,9 @@ def _count_values(text: str) -> int:
 
 
 def _find_string_end(text: str, start: int) -> int:
-    """The place after the string that begins at `start`, or the end of the text when it does not end."""
+    """The place after the string that begins at `start`, or the end of the text when it does not
+    end.
+    """
     end = text.find('"', start + 1)
     if end > start and text[end - 1] != "\\":
         return end + 1
@@ -110,13 +127,21 @@ def _too_deep() -> BadRequest:
 
 
 def _is_too_deep(value: object) -> bool:
-    """Whether containers nest past the bound; walks level by level, so that depth costs no stack."""
+    """Whether containers nest past the bound; walks level by level, so that depth costs no
+    stack.
+    """
     level: list[object] = [value]
     for _ in range(MAX_JSON_DEPTH):
         level = [
             child
             for container in level
-            for child in (container.values() if isinstance(container, dict) else container if isinstance(container, list) else ())
+            for child in (
+                container.values()
+                if isinstance(container, dict)
+                else container
+                if isinstance(container, list)
+                else ()
+            )
             if isinstance(child, (dict, list))
         ]
         if not level:
@@ -143,8 +168,13 @@ def _check_strings(value: object) -> None:
         if found is None:
             continue
         if found.group() == "\x00":
-            raise BadRequest("The body holds a NUL character, which cannot be stored.", ReturnCode.NUL_BYTE_IN_PAYLOAD)
-        raise BadRequest("The body holds an unpaired UTF-16 surrogate.", ReturnCode.INVALID_PROMPT_ENCODING)
+            raise BadRequest(
+                "The body holds a NUL character, which cannot be stored.",
+                ReturnCode.NUL_BYTE_IN_PAYLOAD,
+            )
+        raise BadRequest(
+            "The body holds an unpaired UTF-16 surrogate.", ReturnCode.INVALID_PROMPT_ENCODING
+        )
 
 
 def _replace_in_strings(value: object) -> object:
@@ -158,7 +188,8 @@ def _replace_in_strings(value: object) -> object:
 
 
 def _parse_integer(text: str) -> int:
-    # Python itself refuses conversions of thousands of digits with a ValueError; this bound comes first.
+    # Python itself refuses conversions of thousands of digits with a ValueError; this bound comes
+    # first.
     if len(text) > MAX_NUMBER_CHARACTERS:
         _refuse_number()
     value = int(text)
@@ -189,4 +220,6 @@ def _refuse_number() -> NoReturn:
     raise BadRequest("The body holds a number beyond a double.")
 
 
-_DECODER: Final = json.JSONDecoder(parse_int=_parse_integer, parse_float=_parse_decimal, parse_constant=_refuse_constant)
+_DECODER: Final = json.JSONDecoder(
+    parse_int=_parse_integer, parse_float=_parse_decimal, parse_constant=_refuse_constant
+)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """Rate limits: fixed windows in Redis, in process memory while Redis is away.
 
-A decorator stands on a method of a resource, so a request is counted before its body is read and whatever is wrong with
-it. A method without one has the default limit. Source: docs/reference/routes.md, "Rate limits".
+A decorator stands on a method of a resource, so a request is counted before its body is read and
+whatever is wrong with it. A method without one has the default limit. Source:
+docs/reference/routes.md, "Rate limits".
 """
 
 import hashlib
@@ -30,9 +31,13 @@ _OWN_LIMIT = "__horde_own_limit__"
 
 
 class Whitelist:
-    """Addresses with wider limits: those of the settings for ever, others for a day. Safe for threads."""
+    """Addresses with wider limits: those of the settings for ever, others for a day. Safe for
+    threads.
+    """
 
-    def __init__(self, permanent: tuple[str, ...], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, permanent: tuple[str, ...], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._permanent, self._clock = frozenset(permanent), clock
         self._lock = threading.Lock()
         self._expiry: dict[str, float] = {}  # in order of insertion, hence of expiry
@@ -69,21 +74,33 @@ def build_limit_subject(address: str) -> str:
         parsed = ip_address(address)
     except ValueError:
         return address
-    return str(parsed) if parsed.version == 4 else str(ip_network((parsed, IPV6_SUBJECT_PREFIX), strict=False))
+    return (
+        str(parsed)
+        if parsed.version == 4
+        else str(ip_network((parsed, IPV6_SUBJECT_PREFIX), strict=False))
+    )
 
 
 def init_limiter(app: Flask, config: Config, get_address: Callable[[], str]) -> None:
-    """Count the requests of `app`; `get_address` answers with the client's address of the request at hand."""
-    app.extensions[EXTENSION] = _Limits(config, get_address, Whitelist(config.whitelisted_addresses))
+    """Count the requests of `app`; `get_address` answers with the client's address of the request
+    at hand.
+    """
+    app.extensions[EXTENSION] = _Limits(
+        config, get_address, Whitelist(config.whitelisted_addresses)
+    )
     app.config["RATELIMIT_ENABLED"] = config.rate_limits_enabled
-    app.config["RATELIMIT_STORAGE_URI"] = redis_ctrl.build_database_url(config.redis_url, redis_ctrl.limiter_db)
+    app.config["RATELIMIT_STORAGE_URI"] = redis_ctrl.build_database_url(
+        config.redis_url, redis_ctrl.limiter_db
+    )
     app.config["RATELIMIT_STORAGE_OPTIONS"] = redis_ctrl.get_client_options()
     _limiter.init_app(app)
     app.before_request(_count_by_default)
 
 
 def whitelist_address(address: str) -> None:
-    """Widen the limits of an address for a day, because a trusted, education or service user generated from it."""
+    """Widen the limits of an address for a day, because a trusted, education or service user
+    generated from it.
+    """
     _get_limits().whitelist.add(address)
 
 
@@ -139,25 +156,38 @@ def _limit(*limits: tuple[str | Callable[[], str], Callable[[], str]]) -> Callab
 
 
 def _get_wider(whitelisted: str, read: Callable[[Config], str]) -> str:
-    """The wider of two limits: being whitelisted must not narrow what an operator allows everybody."""
+    """The wider of two limits: being whitelisted must not narrow what an operator allows
+    everybody.
+    """
     ordinary = read(_get_limits().config)
-    return max(whitelisted, ordinary, key=lambda limit: parse(limit).amount / parse(limit).get_expiry())
+    return max(
+        whitelisted, ordinary, key=lambda limit: parse(limit).amount / parse(limit).get_expiry()
+    )
 
 
 def _submit_limits(
     read_2sec: Callable[[Config], str], read_90min: Callable[[Config], str]
 ) -> tuple[tuple[Callable[[], str], Callable[[], str]], ...]:
-    """The three limits of a generate route; whitelisted addresses and the shared anonymous key have wider ones.
+    """The three limits of a generate route; whitelisted addresses and the shared anonymous key have
+    wider ones.
 
-    The limit by key is that of text on either route, so that raising the chat limit of an address that many share does
-    not raise what one account may send.
+    The limit by key is that of text on either route, so that raising the chat limit of an address
+    that many share does not raise what one account may send.
     """
 
     def by_path_a_minute() -> str:
-        return _get_wider("300/minute", read_90min) if _is_whitelisted() else read_90min(_get_limits().config)
+        return (
+            _get_wider("300/minute", read_90min)
+            if _is_whitelisted()
+            else read_90min(_get_limits().config)
+        )
 
     def by_path_a_second() -> str:
-        return _get_wider("10/second", read_2sec) if _is_whitelisted() else read_2sec(_get_limits().config)
+        return (
+            _get_wider("10/second", read_2sec)
+            if _is_whitelisted()
+            else read_2sec(_get_limits().config)
+        )
 
     def by_key_a_second() -> str:
         limits = _get_limits()
@@ -170,23 +200,31 @@ def _submit_limits(
 
 
 limit_text_submit = _limit(
-    *_submit_limits(lambda config: config.text_request_2sec_limit, lambda config: config.text_request_90min_limit)
+    *_submit_limits(
+        lambda config: config.text_request_2sec_limit,
+        lambda config: config.text_request_90min_limit,
+    )
 )
 limit_chat_submit = _limit(
-    *_submit_limits(lambda config: config.chat_request_2sec_limit, lambda config: config.chat_request_90min_limit)
+    *_submit_limits(
+        lambda config: config.chat_request_2sec_limit,
+        lambda config: config.chat_request_90min_limit,
+    )
 )
 limit_status_read = _limit((lambda: _get_limits().config.status_read_limit, _path_key))
 limit_status_delete = _limit((lambda: _get_limits().config.status_delete_limit, _path_key))
 limit_pop = _limit(("60/second", _address_key))
 limit_submit = _limit(("60/second", _address_key))
 limit_user = _limit(("60/minute", _path_key))
-limit_register = _limit(("10/minute", _path_key))  # accounts are free, so they are not made by the thousand
+# Accounts are free, so they are not made by the thousand.
+limit_register = _limit(("10/minute", _path_key))
 limit_worker = _limit(("30/minute", _path_key))
 limit_sharedkey_create = _limit(("5/minute", _path_key))
 limit_modes = _limit(("30/minute", _path_key))
 
 
-# The library's own defaults are lost on every method of a view once one of them has a limit and was called.
+# The library's own defaults are lost on every method of a view once one of them has a limit and was
+# called.
 @_limiter.limit(lambda: _get_limits().config.default_limit, key_func=_address_key)
 def _count_route() -> None:
     """One request by an address to the route at hand: the library adds the route to the key."""
@@ -199,9 +237,11 @@ def _count_by_default() -> None:
 
 @_limiter.limit("60/second", key_func=_address_key)
 def count_refused_progress() -> None:
-    """Count a progress post that no lease covers, by its address; the limiter's 429 for too many of them.
+    """Count a progress post that no lease covers, by its address; the limiter's 429 for too many of
+    them.
 
-    Posts with a lease are bounded by its caps, so the route itself has no limit: one address may stream many jobs.
+    Posts with a lease are bounded by its caps, so the route itself has no limit: one address may
+    stream many jobs.
     """
 
 

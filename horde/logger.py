@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """Structured logs: one event a line, JSON in production and plain text in development.
 
-An event is a constant name with fields: ``logger.info("horde.job_submit.done", extra={"generation_id": id})``. Field names
-must not be those of ``logging.LogRecord`` (``name``, ``args``, ``message``, ...): the standard library refuses them.
+An event is a constant name with fields: ``logger.info("horde.job_submit.done",
+extra={"generation_id": id})``. Field names must not be those of ``logging.LogRecord`` (``name``,
+``args``, ``message``, ...): the standard library refuses them.
 
-Keys, prompts and replies are never logged. The formatters also blank fields whose name says that they hold one; that is a
-net under the rule, not a replacement for it.
+Keys, prompts and replies are never logged. The formatters also blank fields whose name says that
+they hold one; that is a net under the rule, not a replacement for it.
 """
 
 import json
@@ -17,8 +18,9 @@ from typing import TextIO
 
 from loguru import logger as loguru_logger
 
-# The SDK and the model reference talk through loguru, whose default handler prints to stderr in a format of its own, from
-# the moment they are imported. An entry point that imports this module first stays silent.
+# The SDK and the model reference talk through loguru, whose default handler prints to stderr in a
+# format of its own, from the moment they are imported. An entry point that imports this module
+# first stays silent.
 for _package in ("horde_model_reference", "horde_sdk"):
     loguru_logger.disable(_package)
 
@@ -42,7 +44,11 @@ SECRET_FIELDS = frozenset(
 )
 REDACTED = "[redacted]"
 
-_STANDARD_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"asctime", "message", "taskName"}
+_STANDARD_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {
+    "asctime",
+    "message",
+    "taskName",
+}
 
 
 def get_logger(name: str) -> logging.Logger:
@@ -53,8 +59,8 @@ def get_logger(name: str) -> logging.Logger:
 def configure_logging(level: str, json: bool, stream: TextIO | None = None) -> None:
     """Send the events of this project to stderr, and only warnings of the libraries.
 
-    ``level`` is a name of the standard library's levels in any case. Calling it again replaces what was set before.
-    Raises ``ValueError`` for an unknown level.
+    ``level`` is a name of the standard library's levels in any case. Calling it again replaces what
+    was set before. Raises ``ValueError`` for an unknown level.
     """
     handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
     handler.setFormatter(JsonFormatter() if json else TextFormatter())
@@ -63,7 +69,8 @@ def configure_logging(level: str, json: bool, stream: TextIO | None = None) -> N
     # httpx logs each URL at INFO, and a signed URL is a secret.
     root.setLevel(logging.WARNING)
     logging.getLogger("horde").setLevel(level.upper())
-    # No line names the place, thread or process it comes from, and finding them costs more than writing it.
+    # No line names the place, thread or process it comes from, and finding them costs more than
+    # writing it.
     logging._srcfile = None
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
 
@@ -78,7 +85,9 @@ def build_event_fields(record: logging.LogRecord) -> dict[str, object]:
 
 
 def build_failure_fields(error: BaseException) -> dict[str, str]:
-    """Return the class of an error and where it came from, without its text, which may quote a prompt, a key or a row."""
+    """Return the class of an error and where it came from, without its text, which may quote a
+    prompt, a key or a row.
+    """
     return {
         "error_class": f"{type(error).__module__}.{type(error).__qualname__}",
         "stack": "".join(traceback.format_tb(error.__traceback__)),
@@ -86,7 +95,9 @@ def build_failure_fields(error: BaseException) -> dict[str, str]:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: ``time`` (UTC), ``level``, ``logger``, ``event``, the fields, ``exception`` when there is one."""
+    """One JSON object a line: ``time`` (UTC), ``level``, ``logger``, ``event``, the fields,
+    ``exception`` when there is one.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line without its end."""
@@ -96,24 +107,36 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "event": record.getMessage(),
         }
-        event |= {name: value for name, value in build_event_fields(record).items() if name not in event}
+        event |= {
+            name: value for name, value in build_event_fields(record).items() if name not in event
+        }
         if record.exc_info:
             event["exception"] = self.formatException(record.exc_info)
         return json.dumps(event, ensure_ascii=False, default=str)
 
 
 class TextFormatter(logging.Formatter):
-    """``12:00:00.000 INFO horde.bridge.loop horde.bridge.job_done id=... kudos=1.5``, local time."""
+    """``12:00:00.000 INFO horde.bridge.loop horde.bridge.job_done id=... kudos=1.5``, local
+    time.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the event on one line, followed by the traceback when there is one."""
         moment = datetime.fromtimestamp(record.created).strftime("%H:%M:%S.%f")[:-3]
-        # Quoting everything that is not a plain word keeps a value with a line break from forging a second event.
-        fields = [f"{name}={_quote_unless_plain(str(value))}" for name, value in build_event_fields(record).items()]
+        # Quoting everything that is not a plain word keeps a value with a line break from forging a
+        # second event.
+        fields = [
+            f"{name}={_quote_unless_plain(str(value))}"
+            for name, value in build_event_fields(record).items()
+        ]
         event = record.getMessage().replace("\r", "\\r").replace("\n", "\\n")
         line = " ".join([moment, record.levelname, record.name, event, *fields])
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
 def _quote_unless_plain(value: str) -> str:
-    return value if value.isprintable() and value and not set(value) & set(' "=') else json.dumps(value, ensure_ascii=False)
+    return (
+        value
+        if value.isprintable() and value and not set(value) & set(' "=')
+        else json.dumps(value, ensure_ascii=False)
+    )

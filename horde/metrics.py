@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """The instruments: name, unit and attributes of each stand here and nowhere else.
 
-Instruments made here are idle until `telemetry` sets a provider. An attribute's value is an enum, a bucket, a boolean or
-a name this project chose: never an id, and never text that a user or worker sent.
-Source: docs/reference/metrics.md, which a test holds to this file.
+Instruments made here are idle until `telemetry` sets a provider. An attribute's value is an enum, a
+bucket, a boolean or a name this project chose: never an id, and never text that a user or worker
+sent. Source: docs/reference/metrics.md, which a test holds to this file.
 """
 
 from collections.abc import Callable, Iterable
@@ -34,11 +34,16 @@ _gauge_sources: dict[str, Callable[[], Iterable[Observation]]] = {}
 
 def get_text_length_bucket(max_length: int) -> str:
     """The label of an output length in tokens."""
-    return next((label for bound, label in TEXT_LENGTH_BUCKETS if max_length <= bound), LONGEST_TEXT_LENGTH_BUCKET)
+    return next(
+        (label for bound, label in TEXT_LENGTH_BUCKETS if max_length <= bound),
+        LONGEST_TEXT_LENGTH_BUCKET,
+    )
 
 
 def set_gauge_source(name: str, read: Callable[[], Iterable[Observation]]) -> None:
-    """Let `read` answer for a declared gauge whenever figures are collected; replaces what answered before."""
+    """Let `read` answer for a declared gauge whenever figures are collected; replaces what answered
+    before.
+    """
     if DECLARATIONS[name].kind != "gauge":
         raise ValueError(f"{name} is no gauge")
     _gauge_sources[name] = read
@@ -49,13 +54,19 @@ def _counter(name: str, description: str, *attributes: str) -> Counter:
     return _meter.create_counter(name, "1", description)
 
 
-def _histogram(name: str, description: str, bounds: tuple[float, ...], *attributes: str) -> Histogram:
+def _histogram(
+    name: str, description: str, bounds: tuple[float, ...], *attributes: str
+) -> Histogram:
     DECLARATIONS[name] = Declaration("histogram", "s", attributes)
-    return _meter.create_histogram(name, "s", description, explicit_bucket_boundaries_advisory=bounds)
+    return _meter.create_histogram(
+        name, "s", description, explicit_bucket_boundaries_advisory=bounds
+    )
 
 
 def _gauge(name: str, unit: str, description: str, *attributes: str) -> None:
-    """A figure that is read when it is collected: the part that knows it calls `set_gauge_source`."""
+    """A figure that is read when it is collected: the part that knows it calls
+    `set_gauge_source`.
+    """
     DECLARATIONS[name] = Declaration("gauge", unit, attributes)
 
     def read(_options: CallbackOptions) -> Iterable[Observation]:
@@ -75,35 +86,68 @@ http_requests = _counter(
     "horde.status",
 )
 http_request_seconds = _histogram(
-    "horde.http.request_seconds", "Time to answer a request.", _REQUEST_SECONDS, "horde.method", "horde.route"
+    "horde.http.request_seconds",
+    "Time to answer a request.",
+    _REQUEST_SECONDS,
+    "horde.method",
+    "horde.route",
 )
 
 # The parts behind it
 
-redis_failures = _counter("horde.redis.failures", "Redis calls that failed or were skipped.", "horde.purpose", "horde.outcome")
-after_commit_failures = _counter("horde.db.after_commit_failures", "Calls after a commit that raised; the commit stands.")
-signal_failures = _counter("horde.chat.signal_failures", "Completion signals that could not be published.")
+redis_failures = _counter(
+    "horde.redis.failures",
+    "Redis calls that failed or were skipped.",
+    "horde.purpose",
+    "horde.outcome",
+)
+after_commit_failures = _counter(
+    "horde.db.after_commit_failures", "Calls after a commit that raised; the commit stands."
+)
+signal_failures = _counter(
+    "horde.chat.signal_failures", "Completion signals that could not be published."
+)
 store_failures = _counter(
     "horde.store.failures",
     "Calls to the object store that failed or were skipped, and keys it did not delete.",
     "horde.operation",
     "horde.outcome",
 )
-store_seconds = _histogram("horde.store.seconds", "Time of one call to the object store.", _REQUEST_SECONDS, "horde.operation")
-store_deletes = _counter("horde.store.deletes", "Objects of ended requests by what became of them.", "horde.outcome")
+store_seconds = _histogram(
+    "horde.store.seconds",
+    "Time of one call to the object store.",
+    _REQUEST_SECONDS,
+    "horde.operation",
+)
+store_deletes = _counter(
+    "horde.store.deletes", "Objects of ended requests by what became of them.", "horde.outcome"
+)
 _gauge("horde.store.waiting_deletes", "1", "Objects whose deletion failed and is tried again.")
-webhook_deliveries = _counter("horde.webhook.deliveries", "Webhooks by what became of them.", "horde.outcome")
+webhook_deliveries = _counter(
+    "horde.webhook.deliveries", "Webhooks by what became of them.", "horde.outcome"
+)
 _gauge("horde.db.pool_connections", "1", "Database connections of a process.", "horde.state")
-_gauge("horde.kudos.fold_lag_seconds", "s", "Age of the oldest kudos posting that is not folded into a balance yet.")
+_gauge(
+    "horde.kudos.fold_lag_seconds",
+    "s",
+    "Age of the oldest kudos posting that is not folded into a balance yet.",
+)
 
-job_seconds = _histogram("horde.background.job_seconds", "Time of one run of a periodic job.", _WAIT_SECONDS, "horde.job")
-job_failures = _counter("horde.background.job_failures", "Runs of a periodic job that raised.", "horde.job")
+job_seconds = _histogram(
+    "horde.background.job_seconds", "Time of one run of a periodic job.", _WAIT_SECONDS, "horde.job"
+)
+job_failures = _counter(
+    "horde.background.job_failures", "Runs of a periodic job that raised.", "horde.job"
+)
 _gauge("horde.background.leader", "1", "1 in the process that runs the leader's jobs, else 0.")
 
 # Text and chat
 
 image_fetch_seconds = _histogram(
-    "horde.image.fetch_seconds", "Time to fetch an image of a chat request.", _REQUEST_SECONDS, "horde.outcome"
+    "horde.image.fetch_seconds",
+    "Time to fetch an image of a chat request.",
+    _REQUEST_SECONDS,
+    "horde.outcome",
 )
 image_encode_seconds = _histogram(
     "horde.image.encode_seconds",
@@ -113,16 +157,23 @@ image_encode_seconds = _histogram(
 )
 chat_max_length_lowered = _counter(
     "horde.chat.max_length_lowered",
-    "Chat requests whose output length was lowered to the largest one declared by the workers of their models.",
+    "Chat requests whose output length was lowered to the largest one declared by the workers of"
+    " their models.",
     "horde.requested_bucket",
     "horde.declared_bucket",
     "horde.dry_run",
 )
 chat_worker_faults = _counter(
-    "horde.chat.worker_faults", "Faulted chat submits by the reason the worker sent.", "horde.reason", "horde.worker_trusted"
+    "horde.chat.worker_faults",
+    "Faulted chat submits by the reason the worker sent.",
+    "horde.reason",
+    "horde.worker_trusted",
 )
 text_context_fit = _counter(
-    "horde.text.context_fit", "Requests whose messages were trimmed to the context.", "horde.outcome", "horde.mode"
+    "horde.text.context_fit",
+    "Requests whose messages were trimmed to the context.",
+    "horde.outcome",
+    "horde.mode",
 )
 text_lease_renewals = _counter(
     "horde.text.lease_renewals",
@@ -131,14 +182,19 @@ text_lease_renewals = _counter(
     "horde.worker_trusted",
 )
 text_lease_renewal_failures = _counter(
-    "horde.text.lease_renewal_failures", "Extended leases that could not be written to the job's row; the post was accepted."
+    "horde.text.lease_renewal_failures",
+    "Extended leases that could not be written to the job's row; the post was accepted.",
 )
 text_stale_aborts = _counter(
-    "horde.text.stale_aborts", "Jobs aborted because their lease lapsed.", "horde.worker_trusted", "horde.chat"
+    "horde.text.stale_aborts",
+    "Jobs aborted because their lease lapsed.",
+    "horde.worker_trusted",
+    "horde.chat",
 )
 text_empty_generations = _counter(
     "horde.text.empty_generations",
-    "Completed generations without text or tool calls. The model is a name of the model reference, or `other`.",
+    "Completed generations without text or tool calls. The model is a name of the model reference,"
+    " or `other`.",
     "horde.model",
 )
 text_queue_wait_seconds = _histogram(
@@ -177,7 +233,11 @@ gate_shadow_assignments = _counter(
     "horde.size_bucket",
 )
 gate_shadow_outcomes = _counter(
-    "horde.text.gate_shadow.outcomes", "How those jobs ended.", "horde.worker_trusted", "horde.size_bucket", "horde.outcome"
+    "horde.text.gate_shadow.outcomes",
+    "How those jobs ended.",
+    "horde.worker_trusted",
+    "horde.size_bucket",
+    "horde.outcome",
 )
 gate_shadow_service_seconds = _histogram(
     "horde.text.gate_shadow.service_seconds",
@@ -195,11 +255,19 @@ oai_completions = _counter(
     "finish_reason",
     "lowered",
 )
-oai_errors = _counter("horde.oai.errors", "Errors sent, by their code and where the call stood.", "code", "phase")
-oai_wait_seconds = _histogram("horde.oai.wait_seconds", "Time from accepting a call to its reply.", _WAIT_SECONDS, "stream")
+oai_errors = _counter(
+    "horde.oai.errors", "Errors sent, by their code and where the call stood.", "code", "phase"
+)
+oai_wait_seconds = _histogram(
+    "horde.oai.wait_seconds", "Time from accepting a call to its reply.", _WAIT_SECONDS, "stream"
+)
 oai_first_delta_seconds = _histogram(
-    "horde.oai.first_delta_seconds", "Time from accepting a call to its first delta of content or reasoning.", _WAIT_SECONDS
+    "horde.oai.first_delta_seconds",
+    "Time from accepting a call to its first delta of content or reasoning.",
+    _WAIT_SECONDS,
 )
 oai_streams = _counter("horde.oai.streams", "Ended streams.", "outcome")
-oai_submit_retries = _counter("horde.oai.submit_retries", "Ambiguous submits by what their repetition brought.", "outcome")
+oai_submit_retries = _counter(
+    "horde.oai.submit_retries", "Ambiguous submits by what their repetition brought.", "outcome"
+)
 _gauge("horde.oai.open_requests", "1", "Completions open now.", "stream")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """Known text models, in memory: how large each is, and whether it was made for adult text.
 
-A bundled list serves from the first request on; a job replaces it when the operator names a source. Nothing here
-touches the network until `refresh_text_models` is called.
+A bundled list serves from the first request on; a job replaces it when the operator names a source.
+Nothing here touches the network until `refresh_text_models` is called.
 """
 
 import json
@@ -20,8 +20,10 @@ MAX_REFERENCE_BYTES = 16 * 1024 * 1024  # the largest published list is a tenth 
 UNKNOWN_MULTIPLIER = 1.0
 PARAMETERS_PER_MULTIPLIER = 1_000_000_000
 
-# `.i1-Q4_K_M`, `-IQ3_XS`, `-7B-Q4_K_M`: a word, an optional dash, Q, one or two digits, further groups. The word cannot
-# run over a separator and the groups cannot overlap, so a hostile name costs time in proportion to its length.
+# `.i1-Q4_K_M`, `-IQ3_XS`, `-7B-Q4_K_M`: a word, an optional dash, Q, one or two digits, further
+# groups. The word cannot run over a separator and the groups cannot overlap, so a hostile name
+# costs time in proportion to
+# its length.
 _QUANTISATION = re.compile(r"[.,-][^\W_]+?-?Q(?:-[Ii]nt)?[2-9]{1,2}(?:[_.-][^\W_]+)*")
 
 
@@ -44,12 +46,16 @@ class _State:
 
 
 def is_known_text_model(name: str) -> bool:
-    """Whether the reference lists the model, by its name or by its name without the quantisation."""
+    """Whether the reference lists the model, by its name or by its name without the
+    quantisation.
+    """
     return _find(name) is not None
 
 
 def get_text_model_multiplier(name: str) -> float:
-    """Billions of parameters, by which kudos are reckoned; 1 for a model the reference does not list."""
+    """Billions of parameters, by which kudos are reckoned; 1 for a model the reference does not
+    list.
+    """
     model = _find(name)
     return UNKNOWN_MULTIPLIER if model is None else model.parameters / PARAMETERS_PER_MULTIPLIER
 
@@ -92,7 +98,9 @@ def parse_text_models(data: bytes) -> dict[str, TextModel]:
         raise ModelReferenceError("The text model reference is not JSON.") from None
     if not isinstance(entries, dict):
         raise ModelReferenceError("The text model reference is not an object.")
-    models = {name: model for name, entry in entries.items() if (model := _parse_entry(entry)) is not None}
+    models = {
+        name: model for name, entry in entries.items() if (model := _parse_entry(entry)) is not None
+    }
     if not models:
         raise ModelReferenceError("The text model reference lists no models.")
     return models
@@ -104,7 +112,9 @@ def strip_alias(name: str) -> str:
 
 
 def strip_quantisation(name: str) -> str:
-    """The name without the part that says how the weights were packed; unchanged when it has none."""
+    """The name without the part that says how the weights were packed; unchanged when it has
+    none.
+    """
     return _QUANTISATION.sub("", name)
 
 
@@ -118,13 +128,17 @@ def _get_models() -> Mapping[str, TextModel]:
     models = _State.models
     if models is None:
         # Two threads may both read the file once; they read the same.
-        models = MappingProxyType(dict(_with_backend_names(parse_text_models(BUNDLED_FILE.read_bytes()))))
+        models = MappingProxyType(
+            dict(_with_backend_names(parse_text_models(BUNDLED_FILE.read_bytes())))
+        )
         _State.models = models
     return models
 
 
 def _with_backend_names(models: Mapping[str, TextModel]) -> Iterator[tuple[str, TextModel]]:
-    """Each model under its own name and as backends announce it: koboldcpp drops the organisation."""
+    """Each model under its own name and as backends announce it: koboldcpp drops the
+    organisation.
+    """
     for name, model in models.items():
         yield name, model
         yield f"aphrodite/{name}", model
@@ -142,14 +156,22 @@ def _parse_entry(entry: object) -> TextModel | None:
 
 def _read_source(source: str) -> bytes:
     try:
-        return _download(source) if source.startswith(("http://", "https://")) else Path(source).read_bytes()
+        return (
+            _download(source)
+            if source.startswith(("http://", "https://"))
+            else Path(source).read_bytes()
+        )
     except (OSError, httpx.HTTPError, httpx.InvalidURL) as error:
-        raise ModelReferenceError(f"The text model reference cannot be read: {type(error).__name__}.") from error
+        raise ModelReferenceError(
+            f"The text model reference cannot be read: {type(error).__name__}."
+        ) from error
 
 
 def _download(url: str) -> bytes:
     data = bytearray()
-    with httpx.stream("GET", url, timeout=REFRESH_TIMEOUT_SECONDS, follow_redirects=True) as response:
+    with httpx.stream(
+        "GET", url, timeout=REFRESH_TIMEOUT_SECONDS, follow_redirects=True
+    ) as response:
         response.raise_for_status()
         for chunk in response.iter_bytes():
             data += chunk

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Requests to addresses that an operator or a user gave us. No proxy of the environment is used, and no error of a client
-leaves.
+"""Requests to addresses that an operator or a user gave us. No proxy of the environment is used,
+and no error of a client leaves.
 
-`fetch_text` trusts the operator. `send_public_request` trusts nobody: whoever names the address may aim it at this
-network.
+`fetch_text` trusts the operator. `send_public_request` trusts nobody: whoever names the address may
+aim it at this network.
 """
 
 import socket
@@ -21,10 +21,13 @@ from urllib.parse import unquote, urlsplit
 import httpcore
 import httpx
 
-MAX_URL_CHARACTERS = 65_536  # as many as httpx reads; megabytes of a host cost minutes and gigabytes to normalise
-MAX_RESOLVING_COUNT = 32  # names looked up at a time; a name server that never answers holds a thread for a minute
+# As many as httpx reads; megabytes of a host cost minutes and gigabytes to normalise.
+MAX_URL_CHARACTERS = 65_536
+# Names looked up at a time; a name server that never answers holds a thread for a minute.
+MAX_RESOLVING_COUNT = 32
 _NAT64 = IPv6Network("64:ff9b::/96")
-# Special-purpose networks that the standard library calls global, or only newer releases of it do not.
+# Special-purpose networks that the standard library calls global, or only newer releases of it do
+# not.
 _SPECIAL_NETWORKS = (
     IPv4Network("192.0.0.0/24"),  # protocol assignments
     IPv4Network("192.88.99.0/24"),  # relays of 6to4
@@ -59,7 +62,9 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class PublicAnswer:
-    """What a host said: header names in lower case, of repeated ones the last; a redirect is an answer like any other."""
+    """What a host said: header names in lower case, of repeated ones the last; a redirect is an
+    answer like any other.
+    """
 
     status: int
     headers: Mapping[str, str] = field(repr=False)
@@ -69,8 +74,8 @@ class PublicAnswer:
 def fetch_text(url: str, *, timeout_seconds: float, max_bytes: int) -> Answer:
     """GET a short text; redirects are an answer like any other.
 
-    The time bounds each phase, and the body as a whole, so a server that trickles cannot hold the caller. Call it with no
-    transaction open. Raises OutboundFailed.
+    The time bounds each phase, and the body as a whole, so a server that trickles cannot hold the
+    caller. Call it with no transaction open. Raises OutboundFailed.
     """
     deadline = time.monotonic() + timeout_seconds
     body = bytearray()
@@ -89,20 +94,29 @@ def fetch_text(url: str, *, timeout_seconds: float, max_bytes: int) -> Answer:
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address belongs to the public internet; an IPv4 address in IPv6 clothes is judged as IPv4."""
+    """Whether an address belongs to the public internet; an IPv4 address in IPv6 clothes is judged
+    as IPv4.
+    """
     if isinstance(address, IPv6Address):
         if address.sixtofour or address.teredo or address.is_site_local:
-            return False  # transition leftovers that nobody serves from, with addresses of any kind inside
+            # Transition leftovers that nobody serves from, with addresses of any kind inside.
+            return False
         inner = IPv4Address(int(address) & 0xFFFFFFFF) if address in _NAT64 else address.ipv4_mapped
         if inner is not None:
             return is_public(inner)
-    if any(address in network for network in _SPECIAL_NETWORKS if network.version == address.version):
+    if any(
+        address in network for network in _SPECIAL_NETWORKS if network.version == address.version
+    ):
         return False
-    return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
+    return address.is_global and not (
+        address.is_multicast or address.is_reserved or address.is_unspecified
+    )
 
 
 def resolve_host(host: str, port: int) -> Sequence[Address]:
-    """Every address of a host, as the system's resolver has it; odd spellings of numbers are resolved too. Raises OSError."""
+    """Every address of a host, as the system's resolver has it; odd spellings of numbers are
+    resolved too. Raises OSError.
+    """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(ip_address(entry[4][0]) for entry in found))
 
@@ -114,7 +128,9 @@ def _get_tls_context() -> ssl.SSLContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """What requests run on. The default is the internet; tests give their own, since theirs is all loopback."""
+    """What requests run on. The default is the internet; tests give their own, since theirs is all
+    loopback.
+    """
 
     resolve: Callable[[str, int], Sequence[Address]] = resolve_host
     is_allowed: Callable[[Address], bool] = is_public
@@ -138,13 +154,15 @@ def send_public_request(
 ) -> PublicAnswer:
     """Ask a host that a user named, for one http or https URL and without following redirects.
 
-    The host is resolved once. Every address has to be public, and the connection goes to one of those that were checked,
-    so a name that answers differently the second time leads nowhere. The URL's host is the Host header and the name the
-    certificate is verified against. `phase_seconds` bounds the connecting and each read, `total_seconds` everything. With
-    `max_bytes` 0 the body is left unread, as is one of a status outside `wanted_statuses`. The URL's user name and password
+    The host is resolved once. Every address has to be public, and the connection goes to one of
+    those that were checked, so a name that answers differently the second time leads nowhere. The
+    URL's host is the Host header and the name the certificate is verified against. `phase_seconds`
+    bounds the connecting and each read, `total_seconds` everything. With `max_bytes` 0 the body is
+    left unread, as is one of a status outside `wanted_statuses`. The URL's user name and password
     are not sent. Call it with no transaction open.
 
-    Raises AddressRefused for an address that is not public, AnswerTooLong, OutboundFailed for every other reason.
+    Raises AddressRefused for an address that is not public, AnswerTooLong, OutboundFailed for every
+    other reason.
     """
     deadline = time.monotonic() + total_seconds
     if len(url) > MAX_URL_CHARACTERS:
@@ -152,14 +170,24 @@ def send_public_request(
     _refuse_odd_spelling(url, network)
     target = _parse_url(url)
     addresses = _require_public_addresses(target, network, deadline)
-    all_headers = {"Host": target.netloc.decode("ascii"), "Accept-Encoding": "identity", **(headers or {})}
+    all_headers = {
+        "Host": target.netloc.decode("ascii"),
+        "Accept-Encoding": "identity",
+        **(headers or {}),
+    }
     backend = _CheckedBackend(addresses, phase_seconds, deadline)
     try:
         with (
-            httpcore.ConnectionPool(ssl_context=network.get_tls_context(), network_backend=backend) as pool,
-            pool.stream(method, _build_target(target), headers=list(all_headers.items()), content=content) as response,
+            httpcore.ConnectionPool(
+                ssl_context=network.get_tls_context(), network_backend=backend
+            ) as pool,
+            pool.stream(
+                method, _build_target(target), headers=list(all_headers.items()), content=content
+            ) as response,
         ):
-            is_wanted = max_bytes and (wanted_statuses is None or response.status in wanted_statuses)
+            is_wanted = max_bytes and (
+                wanted_statuses is None or response.status in wanted_statuses
+            )
             body = _read_body(response, max_bytes) if is_wanted else b""
             return PublicAnswer(response.status, _decode_headers(response.headers), body)
     except (OSError, httpcore.ProtocolError) as error:
@@ -178,7 +206,9 @@ def _parse_url(text: str) -> httpx.URL:
 
 
 def _refuse_odd_spelling(text: str, network: Network) -> None:
-    """Refuse a host that any reader of URLs takes for an address that is not public, also one that httpx takes for none."""
+    """Refuse a host that any reader of URLs takes for an address that is not public, also one that
+    httpx takes for none.
+    """
     try:
         host = unquote(urlsplit(text).hostname or "")
     except ValueError:
@@ -203,16 +233,24 @@ def _read_as_number(host: str) -> IPv4Address | None:
 
 
 def _build_target(url: httpx.URL) -> httpcore.URL:
-    return httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path)
+    return httpcore.URL(
+        scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path
+    )
 
 
-def _require_public_addresses(url: httpx.URL, network: Network, deadline: float) -> Sequence[Address]:
+def _require_public_addresses(
+    url: httpx.URL, network: Network, deadline: float
+) -> Sequence[Address]:
     port = url.port or (443 if url.scheme == "https" else 80)
     host = url.raw_host.decode("ascii")
     if host.rstrip(".").rpartition(".")[2] == "localhost":  # whatever a name server makes of it
         raise AddressRefused("The host is this machine.")
     number = _read_as_number(host)
-    addresses = _resolve_until(lambda: network.resolve(host, port), deadline) if number is None else [number]
+    addresses = (
+        _resolve_until(lambda: network.resolve(host, port), deadline)
+        if number is None
+        else [number]
+    )
     if not addresses:
         raise OutboundFailed("The host has no address.")
     if not all(network.is_allowed(address) for address in addresses):
@@ -224,7 +262,9 @@ _resolving = threading.BoundedSemaphore(MAX_RESOLVING_COUNT)
 
 
 def _resolve_until(resolve: Callable[[], Sequence[Address]], deadline: float) -> Sequence[Address]:
-    """The resolver's answer; given up at the deadline, since the resolver itself has no time limit."""
+    """The resolver's answer; given up at the deadline, since the resolver itself has no time
+    limit.
+    """
     answers: list[Sequence[Address]] = []
 
     def look_up() -> None:
@@ -262,7 +302,9 @@ def _decode_headers(headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
 
 
 class _CheckedBackend(httpcore.NetworkBackend):
-    """Connects to the checked addresses, whatever host it is asked for, and watches the clock at every step."""
+    """Connects to the checked addresses, whatever host it is asked for, and watches the clock at
+    every step.
+    """
 
     def __init__(self, addresses: Sequence[Address], phase_seconds: float, deadline: float) -> None:
         self._addresses, self._phase_seconds, self._deadline = addresses, phase_seconds, deadline
@@ -279,7 +321,9 @@ class _CheckedBackend(httpcore.NetworkBackend):
         failure = OSError("no address")
         for address in self._addresses:
             try:
-                connection = socket.create_connection((str(address), port), _compute_timeout(self._phase_seconds, self._deadline))
+                connection = socket.create_connection(
+                    (str(address), port), _compute_timeout(self._phase_seconds, self._deadline)
+                )
             except OSError as error:
                 failure = error
                 continue
@@ -289,7 +333,9 @@ class _CheckedBackend(httpcore.NetworkBackend):
 
 
 class _BoundedStream(httpcore.NetworkStream):
-    """A socket whose every step ends by the deadline: httpcore alone would grant each byte a time of its own."""
+    """A socket whose every step ends by the deadline: httpcore alone would grant each byte a time
+    of its own.
+    """
 
     def __init__(self, connection: socket.socket, phase_seconds: float, deadline: float) -> None:
         self._connection, self._phase_seconds, self._deadline = connection, phase_seconds, deadline
@@ -314,7 +360,10 @@ class _BoundedStream(httpcore.NetworkStream):
         self._connection.close()
 
     def start_tls(
-        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,
     ) -> httpcore.NetworkStream:
         """The same connection under TLS, verified against the name. Raises OSError."""
         self._set_timeout()

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """The object store: put, get, sign and delete by key. Any S3 server, Cloudflare R2 in production.
 
-Row first, object second; the row goes first too, then the object. A key names its bucket by its ending, so that a key
-that waits for its deletion needs nothing beside it. Callers see plain values and `StoreUnavailable`; no exception of the
-driver leaves this module. Never call anything but `sign_download_url` inside a transaction.
+Row first, object second; the row goes first too, then the object. A key names its bucket by its
+ending, so that a key that waits for its deletion needs nothing beside it. Callers see plain values
+and `StoreUnavailable`; no exception of the driver leaves this module. Never call anything but
+`sign_download_url` inside a transaction.
 
-A store that hangs would hold every caller for as long as the first. So after a failure it is left alone for a while:
-calls fail at once, and of those that come later one at a time tries.
+A store that hangs would hold every caller for as long as the first. So after a failure it is left
+alone for a while: calls fail at once, and of those that come later one at a time tries.
 """
 
 import base64
@@ -35,11 +36,14 @@ CHAT_MESSAGES_SUFFIX = "_chat_messages.json"
 JPEG_TYPE = "image/jpeg"
 
 CONNECT_SECONDS = 2.0
-READ_SECONDS = 10.0  # of silence, not of the whole answer: a put is answered when the store has written 36 MiB
+# Of silence, not of the whole answer: a put is answered when the store has written 36 MiB.
+READ_SECONDS = 10.0
 ATTEMPTS = 2  # one retry: a kept connection that the store closed is the usual failure
 RETRY_AFTER_SECONDS = 5.0  # how long a failing store is left alone; then one call tries it
-TRIAL_SECONDS = 30.0  # more than such a call takes: two attempts, each with its time to connect and to wait
-BACKGROUND_CONNECTION_COUNT = 4  # the periodic jobs' threads, beside one connection for each request thread
+# More than such a call takes: two attempts, each with its time to connect and to wait.
+TRIAL_SECONDS = 30.0
+# The periodic jobs' threads, beside one connection for each request thread.
+BACKGROUND_CONNECTION_COUNT = 4
 MAX_KEYS_A_DELETE = 1000  # what DeleteObjects takes
 MISSING_CODES = frozenset({"NoSuchKey", "404"})
 
@@ -75,7 +79,12 @@ def connect(config: Config) -> None:
 
 def disconnect() -> None:
     """Close the kept connections, as at shutdown."""
-    clients, _State.client, _State.signer, _State.config = (_State.client, _State.signer), None, None, None
+    clients, _State.client, _State.signer, _State.config = (
+        (_State.client, _State.signer),
+        None,
+        None,
+        None,
+    )
     for client in clients:
         if client is not None:
             client.close()
@@ -94,17 +103,30 @@ def is_left_alone() -> bool:
 def get_bucket(key: str) -> str:
     """The bucket an object lies in, by its key's ending."""
     config = _require_config()
-    return config.chat_messages_bucket if key.endswith(CHAT_MESSAGES_SUFFIX) else config.source_image_bucket
+    return (
+        config.chat_messages_bucket
+        if key.endswith(CHAT_MESSAGES_SUFFIX)
+        else config.source_image_bucket
+    )
 
 
 def put_object(
-    key: str, body: bytes | bytearray, *, content_type: str, content_encoding: str | None = None, cache_control: str | None = None
+    key: str,
+    body: bytes | bytearray,
+    *,
+    content_type: str,
+    content_encoding: str | None = None,
+    cache_control: str | None = None,
 ) -> None:
-    """Store an object, over whatever was there. Raises StoreUnavailable; then it may be stored or not."""
+    """Store an object, over whatever was there. Raises StoreUnavailable; then it may be stored or
+    not.
+    """
     headers = {"ContentEncoding": content_encoding, "CacheControl": cache_control}
     extra: dict[str, Any] = {name: value for name, value in headers.items() if value is not None}
     with _calling("put"):
-        _get_client().put_object(Bucket=get_bucket(key), Key=key, Body=body, ContentType=content_type, **extra)
+        _get_client().put_object(
+            Bucket=get_bucket(key), Key=key, Body=body, ContentType=content_type, **extra
+        )
 
 
 def upload_source_image(key: str, jpeg: bytes) -> None:
@@ -115,7 +137,8 @@ def upload_source_image(key: str, jpeg: bytes) -> None:
 def upload_chat_messages(key: str, body: bytes | bytearray, *, is_gzipped: bool) -> None:
     """Store the messages of a request as one JSON document. Raises StoreUnavailable.
 
-    `no-transform` keeps a store from unpacking what it was given packed, whatever a client says it accepts.
+    `no-transform` keeps a store from unpacking what it was given packed, whatever a client says it
+    accepts.
     """
     put_object(
         key,
@@ -144,17 +167,22 @@ def has_object(key: str) -> bool:
 
 
 def sign_download_url(key: str, lifetime_seconds: int) -> str:
-    """A URL that anybody may read the object by for `lifetime_seconds`; made here, without asking the store.
+    """A URL that anybody may read the object by for `lifetime_seconds`; made here, without asking
+    the store.
 
     Raises StoreUnavailable without a configured store.
     """
     with _translating("sign"):
         parameters = {"Bucket": get_bucket(key), "Key": key}
-        return _get_signer().generate_presigned_url("get_object", Params=parameters, ExpiresIn=lifetime_seconds)
+        return _get_signer().generate_presigned_url(
+            "get_object", Params=parameters, ExpiresIn=lifetime_seconds
+        )
 
 
 def delete_objects(keys: Sequence[str]) -> list[str]:
-    """Delete objects; a missing one counts as deleted. Returns the keys the store did not delete, and raises nothing."""
+    """Delete objects; a missing one counts as deleted. Returns the keys the store did not delete,
+    and raises nothing.
+    """
     failed: list[str] = []
     for bucket, bucket_keys in _group_by_bucket(keys).items():
         for start in range(0, len(bucket_keys), MAX_KEYS_A_DELETE):
@@ -163,7 +191,9 @@ def delete_objects(keys: Sequence[str]) -> list[str]:
 
 
 def list_objects() -> Iterator[tuple[str, str]]:
-    """Every stored object as (bucket, key), a page at a time: for an audit, never for a request. Raises StoreUnavailable."""
+    """Every stored object as (bucket, key), a page at a time: for an audit, never for a request.
+    Raises StoreUnavailable.
+    """
     config = _require_config()
     for bucket in sorted({config.source_image_bucket, config.chat_messages_bucket}):
         token: dict[str, Any] = {}
@@ -188,7 +218,9 @@ def _delete_batch(bucket: str, keys: Sequence[str]) -> list[str]:
     errors = [error for error in answer.get("Errors", []) if error.get("Code") not in MISSING_CODES]
     if errors:
         _count_failures("delete", "refused", len(errors))
-        logger.warning("horde.store.failed", extra={"operation": "delete", "error_code": errors[0].get("Code")})
+        logger.warning(
+            "horde.store.failed", extra={"operation": "delete", "error_code": errors[0].get("Code")}
+        )
     return [error["Key"] for error in errors if "Key" in error]
 
 
@@ -201,7 +233,9 @@ def _group_by_bucket(keys: Sequence[str]) -> dict[str, list[str]]:
 
 @contextmanager
 def _calling(operation: str) -> Iterator[None]:
-    """A call that the store has to answer. Raises ObjectMissing, StoreUnavailable; at once while the store is left alone."""
+    """A call that the store has to answer. Raises ObjectMissing, StoreUnavailable; at once while
+    the store is left alone.
+    """
     breaker = _State.breaker
     if not breaker.admits():
         _count_failures(operation, "skipped")
@@ -222,7 +256,9 @@ def _calling(operation: str) -> Iterator[None]:
 
 
 def _is_trouble(error: BaseException | None) -> bool:
-    """Whether the next call would fare no better: no answer, or one that tells of the store and not of what was asked."""
+    """Whether the next call would fare no better: no answer, or one that tells of the store and not
+    of what was asked.
+    """
     if isinstance(error, ClientError):
         return bool(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) >= 500)
     return isinstance(error, BotoCoreError)
@@ -230,7 +266,9 @@ def _is_trouble(error: BaseException | None) -> bool:
 
 @contextmanager
 def _translating(operation: str) -> Iterator[None]:
-    """Time a call and turn the driver's errors into ours; neither message nor log quotes what was stored."""
+    """Time a call and turn the driver's errors into ours; neither message nor log quotes what was
+    stored.
+    """
     started_at = time.monotonic()
     try:
         yield
@@ -272,7 +310,9 @@ def _get_client() -> "S3Client":
 
 
 def _get_signer() -> "S3Client":
-    """A client for signing alone: the host is part of a signature, and workers may know the store by another name."""
+    """A client for signing alone: the host is part of a signature, and workers may know the store
+    by another name.
+    """
     config = _require_config()
     if not config.s3_public_endpoint or config.s3_public_endpoint == config.s3_endpoint:
         return _get_client()
@@ -284,7 +324,9 @@ def _get_signer() -> "S3Client":
 
 
 def _build_client(config: Config, endpoint: str) -> "S3Client":
-    """A client that fails fast and reads no setting but ours: neither proxies nor credential chains of the environment."""
+    """A client that fails fast and reads no setting but ours: neither proxies nor credential chains
+    of the environment.
+    """
     if not config.s3_endpoint:
         raise StoreUnavailable("No object store is configured.")
     settings = ClientConfig(
@@ -294,7 +336,8 @@ def _build_client(config: Config, endpoint: str) -> "S3Client":
         read_timeout=READ_SECONDS,
         retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
         max_pool_connections=config.server_threads + BACKGROUND_CONNECTION_COUNT,
-        # R2 refuses the checksum trailers that the library adds to every put, and cannot answer with checksums.
+        # R2 refuses the checksum trailers that the library adds to every put, and cannot answer
+        # with checksums.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
         proxies={},
@@ -313,6 +356,8 @@ def _build_client(config: Config, endpoint: str) -> "S3Client":
 
 
 def _add_content_md5(params: Mapping[str, Any], **_: object) -> None:
-    """A bulk delete has to carry a checksum, and this one every S3 server knows; the library's own CRC32 some refuse."""
+    """A bulk delete has to carry a checksum, and this one every S3 server knows; the library's own
+    CRC32 some refuse.
+    """
     digest = hashlib.md5(params["body"], usedforsecurity=False).digest()
     params["headers"]["Content-MD5"] = base64.b64encode(digest).decode()

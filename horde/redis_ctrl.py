@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Redis by purpose. Everything in it may be lost, so a failing server costs milliseconds and never a request.
+"""Redis by purpose. Everything in it may be lost, so a failing server costs milliseconds and never
+a request.
 
 Callers see plain values and `RedisUnavailable`; no exception of the driver leaves this module.
 """
@@ -73,11 +74,15 @@ def disconnect() -> None:
 
 def build_client(url: str, database: int) -> Redis:
     """A client for one logical database that fails fast."""
-    return Redis.from_url(build_database_url(url, database), decode_responses=True, **get_client_options())
+    return Redis.from_url(
+        build_database_url(url, database), decode_responses=True, **get_client_options()
+    )
 
 
 def get_client_options() -> dict[str, object]:
-    """Options that keep a dead server cheap: without the explicit `retry` redis-py tries for four seconds."""
+    """Options that keep a dead server cheap: without the explicit `retry` redis-py tries for four
+    seconds.
+    """
     return {
         "socket_timeout": TIMEOUT_SECONDS,
         "socket_connect_timeout": TIMEOUT_SECONDS,
@@ -86,18 +91,21 @@ def get_client_options() -> dict[str, object]:
 
 
 def build_database_url(url: str, database: int) -> str:
-    """The address of one logical database; whatever database the given address names is replaced."""
+    """The address of one logical database; whatever database the given address names is
+    replaced.
+    """
     parts = urlsplit(url)
     if parts.scheme == "unix":
-        return f"unix://{parts.netloc}{parts.path}?db={database}"  # urlunsplit drops the slashes of an empty host
+        # Urlunsplit drops the slashes of an empty host.
+        return f"unix://{parts.netloc}{parts.path}?db={database}"
     return urlunsplit(parts._replace(path=f"/{database}"))
 
 
 def call[T](database: int, work: Callable[[Redis], T]) -> T:
     """Run `work` with the client of one logical database.
 
-    Raises RedisUnavailable when the server fails, refuses, or is being left alone. A script error counts as a refusal
-    and says nothing about the server's health.
+    Raises RedisUnavailable when the server fails, refuses, or is being left alone. A script error
+    counts as a refusal and says nothing about the server's health.
     """
     client = _State.clients.get(database)
     if client is None:
@@ -114,7 +122,10 @@ def call[T](database: int, work: Callable[[Redis], T]) -> T:
     except RedisError as error:
         _State.breaker.record_failure()
         _count_failure(database, "failed")
-        logger.warning("horde.redis.failed", extra={"purpose": _PURPOSES[database], "error_class": type(error).__name__})
+        logger.warning(
+            "horde.redis.failed",
+            extra={"purpose": _PURPOSES[database], "error_class": type(error).__name__},
+        )
         raise RedisUnavailable("Redis cannot be reached.") from error
     _State.breaker.record_success()
     return result
@@ -127,7 +138,9 @@ def get_text(key: str, database: int = cache_db) -> str | None:
 
 
 def get_json(key: str, database: int = cache_db) -> object | None:
-    """The value stored by `set_json`; None when there is none or it cannot be read. Raises RedisUnavailable."""
+    """The value stored by `set_json`; None when there is none or it cannot be read. Raises
+    RedisUnavailable.
+    """
     text = get_text(key, database)
     try:
         return None if text is None else json.loads(text)
@@ -136,7 +149,9 @@ def get_json(key: str, database: int = cache_db) -> object | None:
 
 
 def set_json(key: str, value: object, ttl_seconds: float | None, database: int = cache_db) -> None:
-    """Store a JSON value for `ttl_seconds`, or until Redis loses it when None. Raises RedisUnavailable."""
+    """Store a JSON value for `ttl_seconds`, or until Redis loses it when None. Raises
+    RedisUnavailable.
+    """
     milliseconds = None if ttl_seconds is None else round(ttl_seconds * 1000)
     call(database, lambda client: client.set(key, json.dumps(value), px=milliseconds))
 
@@ -162,9 +177,16 @@ def increment_counter(key: str, database: int = cache_db) -> None:
         call(database, lambda client: client.incr(key))
 
 
-def run_script(script: str, keys: Sequence[str], arguments: Sequence[str | int | float], database: int) -> object:
-    """Run a Lua script; the server keeps it, so only the first call carries its text. Raises RedisUnavailable."""
-    return call(database, lambda client: client.register_script(script)(keys=list(keys), args=list(arguments)))
+def run_script(
+    script: str, keys: Sequence[str], arguments: Sequence[str | int | float], database: int
+) -> object:
+    """Run a Lua script; the server keeps it, so only the first call carries its text. Raises
+    RedisUnavailable.
+    """
+    return call(
+        database,
+        lambda client: client.register_script(script)(keys=list(keys), args=list(arguments)),
+    )
 
 
 def publish(channel: str, payload: str, database: int = cache_db) -> None:
@@ -173,7 +195,9 @@ def publish(channel: str, payload: str, database: int = cache_db) -> None:
 
 
 def publish_chat_message(channel: str, message: Mapping[str, object]) -> None:
-    """Send a JSON message about a chat request. Best effort: a failure is logged and counted, never raised."""
+    """Send a JSON message about a chat request. Best effort: a failure is logged and counted, never
+    raised.
+    """
     try:
         publish(channel, json.dumps(message), chat_signal_db)
     except RedisUnavailable:
@@ -182,12 +206,17 @@ def publish_chat_message(channel: str, message: Mapping[str, object]) -> None:
 
 
 def listen(
-    channel: str, handle: Callable[[str], None], handle_gap: Callable[[], None], stop: threading.Event, database: int = cache_db
+    channel: str,
+    handle: Callable[[str], None],
+    handle_gap: Callable[[], None],
+    stop: threading.Event,
+    database: int = cache_db,
 ) -> None:
-    """Hand each message of `channel` to `handle` until `stop` is set; run it in a thread of its own.
+    """Hand each message of `channel` to `handle` until `stop` is set; run it in a thread of its
+    own.
 
-    `handle_gap` is called whenever the subscription (re)starts, since messages before it may have been missed. Neither
-    may raise: that would end the subscription.
+    `handle_gap` is called whenever the subscription (re)starts, since messages before it may have
+    been missed. Neither may raise: that would end the subscription.
     """
     if _State.url is None:
         raise RuntimeError("Redis is not connected: call redis_ctrl.connect(config) first.")
@@ -197,14 +226,20 @@ def listen(
             try:
                 _listen_once(client, channel, handle, handle_gap, stop)
             except RedisError as error:
-                logger.warning("horde.redis.subscription_lost", extra={"error_class": type(error).__name__})
+                logger.warning(
+                    "horde.redis.subscription_lost", extra={"error_class": type(error).__name__}
+                )
                 stop.wait(RETRY_AFTER_SECONDS)
     finally:
         client.close()
 
 
 def _listen_once(
-    client: Redis, channel: str, handle: Callable[[str], None], handle_gap: Callable[[], None], stop: threading.Event
+    client: Redis,
+    channel: str,
+    handle: Callable[[str], None],
+    handle_gap: Callable[[], None],
+    stop: threading.Event,
 ) -> None:
     with client.pubsub(ignore_subscribe_messages=True) as subscription:  # type: ignore[no-untyped-call]
         subscription.subscribe(channel)

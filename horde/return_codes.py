@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Every ``rc`` the API answers with. Clients match on these words, never on messages: a value is never renamed."""
+"""Every ``rc`` the API answers with. Clients match on these words, never on messages: a value is
+never renamed.
+"""
 
 from enum import StrEnum
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""The API under gunicorn: processes of threads, JSON also where gunicorn itself refuses, and a graceful end."""
+"""The API under gunicorn: processes of threads, JSON also where gunicorn itself refuses, and a
+graceful end.
+"""
 
 import gc
 import http
@@ -52,7 +54,8 @@ from horde.webhooks import start_webhooks
 logger = get_logger(__name__)
 
 SERVICE_NAME = "horde-api"
-KEEPALIVE_SECONDS = 15  # longer than the pause between two polls of a worker, so that it keeps its connection
+# Longer than the pause between two polls of a worker, so that it keeps its connection.
+KEEPALIVE_SECONDS = 15
 GRACEFUL_SECONDS = 30
 SEND_TIMEOUT_SECONDS = 30  # without one byte taken
 CONNECTIONS_PER_PROCESS = 1000
@@ -101,13 +104,18 @@ class ServerLog(GunicornLogger):  # type: ignore[misc]
     def exception(self, msg: str, *args: object, **kwargs: object) -> None:
         """Only the class and the place of the error: its text may quote a request."""
         error = sys.exc_info()[1]
-        logger.error("horde.server.failed", extra={"text": msg, **(build_failure_fields(error) if error else {})})
+        logger.error(
+            "horde.server.failed",
+            extra={"text": msg, **(build_failure_fields(error) if error else {})},
+        )
 
 
 class JsonThreadWorker(ThreadWorker):  # type: ignore[misc]
-    """A worker that refuses unreadable requests in JSON and says nothing of their content, in the answer and in the log.
+    """A worker that refuses unreadable requests in JSON and says nothing of their content, in the
+    answer and in the log.
 
-    A connection gets a thread once it has sent something, and at most half of the threads wait for the rest of a request.
+    A connection gets a thread once it has sent something, and at most half of the threads wait for
+    the rest of a request.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -115,7 +123,9 @@ class JsonThreadWorker(ThreadWorker):  # type: ignore[misc]
         self._places = threading.BoundedSemaphore(max(1, self.cfg.threads // 2))
 
     def enqueue_req(self, conn: Any) -> None:
-        """Hand a connection with a request to a thread; a new one has to send its first bytes before."""
+        """Hand a connection with a request to a thread; a new one has to send its first bytes
+        before.
+        """
         if isinstance(conn.sock, BoundedSocket):
             conn.sock.begin_request()
             super().enqueue_req(conn)
@@ -124,7 +134,9 @@ class JsonThreadWorker(ThreadWorker):  # type: ignore[misc]
         conn.sock.setblocking(False)
         conn.set_timeout()
         self.pending_conns.append(conn)
-        self.poller.register(conn.sock, selectors.EVENT_READ, partial(self.on_pending_socket_readable, conn))
+        self.poller.register(
+            conn.sock, selectors.EVENT_READ, partial(self.on_pending_socket_readable, conn)
+        )
 
     def _cap_keepalive(self, deadline: float) -> None:
         """At the end of the process: nor does it wait for connections that never sent anything."""
@@ -132,15 +144,21 @@ class JsonThreadWorker(ThreadWorker):  # type: ignore[misc]
         for conn in self.pending_conns:
             conn.timeout = min(conn.timeout, deadline)
 
-    def handle_error(self, req: object, client: socket.socket, addr: object, exc: Exception) -> None:
-        """Answer and count a request that never reached the application, or whose answer broke off."""
+    def handle_error(
+        self, req: object, client: socket.socket, addr: object, exc: Exception
+    ) -> None:
+        """Answer and count a request that never reached the application, or whose answer broke
+        off.
+        """
         status = next((status for kind, status in REFUSED_STATUSES if isinstance(exc, kind)), 500)
         fields = {"status": status, "error_class": type(exc).__name__}
         if status >= 500:
             logger.error("horde.server.request_failed", extra=fields | build_failure_fields(exc))
         else:
             logger.info("horde.server.request_refused", extra=fields)
-        metrics.http_requests.add(1, {"horde.method": "other", "horde.route": "unknown", "horde.status": status})
+        metrics.http_requests.add(
+            1, {"horde.method": "other", "horde.route": "unknown", "horde.status": status}
+        )
         try:
             util.write_nonblock(client, build_refusal(status))
         except OSError:
@@ -148,7 +166,8 @@ class JsonThreadWorker(ThreadWorker):  # type: ignore[misc]
 
 
 class TranslatedBody:
-    """A request body whose malformed chunks and stalls are an OSError, which Flask takes for a client that broke off: a 400.
+    """A request body whose malformed chunks and stalls are an OSError, which Flask takes for a
+    client that broke off: a 400.
 
     A body there is no place to wait for is refused with a 503.
     """
@@ -161,7 +180,9 @@ class TranslatedBody:
         try:
             data: bytes = self._stream.read(size)
         except NoPlaceToWait as error:
-            raise ServiceUnavailable("Too many requests are arriving slowly. Please send this one again.") from error
+            raise ServiceUnavailable(
+                "Too many requests are arriving slowly. Please send this one again."
+            ) from error
         except (ParseException, ClientTooSlow) as error:
             raise OSError("The body is malformed or does not arrive.") from error
         return data
@@ -182,11 +203,14 @@ def build_refusal(status: int) -> bytes:
 
 
 class HordeServer(BaseApplication):  # type: ignore[misc]
-    """gunicorn's processes around `create_app`. `run` returns by SystemExit, in the parent and in each process."""
+    """gunicorn's processes around `create_app`. `run` returns by SystemExit, in the parent and in
+    each process.
+    """
 
     def __init__(self, config: Config, endpoint: MetricsEndpoint | None) -> None:
         self._config, self._endpoint = config, endpoint
-        self._stop_calls: list[Callable[[], object]] = []  # of this process, last started first stopped
+        # Of this process, last started first stopped.
+        self._stop_calls: list[Callable[[], object]] = []
         super().__init__()
 
     def load_config(self) -> None:
@@ -218,7 +242,9 @@ class HordeServer(BaseApplication):  # type: ignore[misc]
         application = app.wsgi_app
 
         def with_translated_body(environ: dict[str, Any], start_response: Any) -> Any:
-            return application(environ | {"wsgi.input": TranslatedBody(environ["wsgi.input"])}, start_response)
+            return application(
+                environ | {"wsgi.input": TranslatedBody(environ["wsgi.input"])}, start_response
+            )
 
         app.wsgi_app = with_translated_body  # type: ignore[method-assign]
         return app
@@ -229,7 +255,9 @@ class HordeServer(BaseApplication):  # type: ignore[misc]
             self._stop_calls.append(telemetry.stop)
 
     def start_threads(self, worker: JsonThreadWorker) -> None:
-        """Once the application is made: the periodic jobs, the webhooks, the news about accounts, and the queue's figure."""
+        """Once the application is made: the periodic jobs, the webhooks, the news about accounts,
+        and the queue's figure.
+        """
         freeze_objects()
         worker.wsgi.extensions[NODE_EXTENSION].read_queue_length = worker.tpool._work_queue.qsize
         stop_listening = threading.Event()
@@ -238,8 +266,14 @@ class HordeServer(BaseApplication):  # type: ignore[misc]
         self._stop_calls.append(start_webhooks().stop)
         background = start_background(self._config, list_jobs(self._config))
         self._stop_calls.append(background.stop)
-        metrics.set_gauge_source("horde.store.waiting_deletes", lambda: observe_waiting_deletes() if background.is_leader else [])
-        metrics.set_gauge_source("horde.kudos.fold_lag_seconds", lambda: observe_fold_lag() if background.is_leader else [])
+        metrics.set_gauge_source(
+            "horde.store.waiting_deletes",
+            lambda: observe_waiting_deletes() if background.is_leader else [],
+        )
+        metrics.set_gauge_source(
+            "horde.kudos.fold_lag_seconds",
+            lambda: observe_fold_lag() if background.is_leader else [],
+        )
 
     def stop_process(self, _arbiter: object, _worker: object) -> None:
         """After the last request of this process."""
@@ -263,33 +297,45 @@ def observe_waiting_deletes() -> list[Observation]:
 
 
 def freeze_objects() -> None:
-    """Keep what the libraries and the application made out of every later collection, that at the end included.
+    """Keep what the libraries and the application made out of every later collection, that at the
+    end included.
 
-    They are hundreds of thousands of objects that live as long as the process: walking them makes each full
-    collection a pause, and a stop a second longer.
+    They are hundreds of thousands of objects that live as long as the process: walking them makes
+    each full collection a pause, and a stop a second longer.
     """
     gc.collect()
     gc.freeze()
 
 
 def bound_socket_waits(arbiter: Any) -> None:
-    """Let no client hold a thread by taking nothing; accepted connections inherit it from the listener."""
+    """Let no client hold a thread by taking nothing; accepted connections inherit it from the
+    listener.
+    """
     for listener in arbiter.LISTENERS:
-        listener.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_TIMEOUT_SECONDS, 0))
+        listener.sock.setsockopt(
+            socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_TIMEOUT_SECONDS, 0)
+        )
 
 
 def check_schema(config: Config) -> None:
-    """Raise SchemaError, or a driver's error when there is no database, before a process is started."""
-    engine = create_engine(config.database_url, poolclass=NullPool, connect_args={"connect_timeout": 5})
+    """Raise SchemaError, or a driver's error when there is no database, before a process is
+    started.
+    """
+    engine = create_engine(
+        config.database_url, poolclass=NullPool, connect_args={"connect_timeout": 5}
+    )
     require_current_schema(engine)
 
 
 def serve(config: Config) -> None:
-    """Serve until a signal ends it. Raises what `check_schema` raises, and OSError for a metrics port that is taken."""
+    """Serve until a signal ends it. Raises what `check_schema` raises, and OSError for a metrics
+    port that is taken.
+    """
     for name in config.ignored_settings:
         logger.warning("horde.config.ignored", extra={"setting": name})
     if not config.s3_endpoint:
-        logger.warning("horde.store.not_configured")  # requests with images are refused, and nothing else
+        # Requests with images are refused, and nothing else.
+        logger.warning("horde.store.not_configured")
     check_schema(config)
     freeze_objects()  # before the processes are forked, which then share the pages
     endpoint = MetricsEndpoint(config.metrics_port) if config.metrics_port else None

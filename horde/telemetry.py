@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """Where the figures go: a Prometheus endpoint that covers every process of a server, and OTLP.
 
-A server has several processes with figures of their own, and a scrape reaches one of them by chance. So the processes
-share the endpoint's socket and a folder: each answers for itself on a Unix socket there, and whichever takes a scrape
-asks all of them. Series carry the label `process`, a small number that a successor takes over, so that a restarted
-process shows as the counter reset which Prometheus expects. Everything starts after the fork.
+A server has several processes with figures of their own, and a scrape reaches one of them by
+chance. So the processes share the endpoint's socket and a folder: each answers for itself on a Unix
+socket there, and whichever takes a scrape asks all of them. Series carry the label `process`, a
+small number that a successor takes over, so that a restarted process shows as the counter reset
+which Prometheus expects. Everything starts after the fork.
 """
 
 import contextlib
@@ -26,7 +27,13 @@ from opentelemetry.metrics import set_meter_provider
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Metric, ProcessCollector, generate_latest
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Metric,
+    ProcessCollector,
+    generate_latest,
+)
 from prometheus_client.registry import Collector
 
 from horde.config import VERSION
@@ -44,12 +51,15 @@ type Snapshot = list[tuple[str, str, str, list[tuple[str, dict[str, str], float]
 
 
 class MetricsEndpoint:
-    """The address and the folder that the processes of a server share; opened before they are forked."""
+    """The address and the folder that the processes of a server share; opened before they are
+    forked.
+    """
 
     def __init__(self, port: int) -> None:
         """Listen on loopback. Raises OSError when the port is taken."""
         self.listener = socket.create_server(("127.0.0.1", port))
-        # Every process waits on this socket; the ones that another was faster than must not hang in accept.
+        # Every process waits on this socket; the ones that another was faster than must not hang in
+        # accept.
         self.listener.setblocking(False)
         self.folder = Path(tempfile.mkdtemp(prefix="horde-metrics-"))
         self._owner = os.getpid()
@@ -61,7 +71,9 @@ class MetricsEndpoint:
         return port
 
     def close(self) -> None:
-        """Stop listening; in the process that opened it, when the others have ended, also remove the folder."""
+        """Stop listening; in the process that opened it, when the others have ended, also remove
+        the folder.
+        """
         self.listener.close()
         if os.getpid() == self._owner:
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -78,16 +90,26 @@ class Telemetry:
         self._provider.shutdown()
 
 
-def start_telemetry(otlp_endpoint: str, endpoint: MetricsEndpoint | None, service_name: str) -> Telemetry | None:
-    """Start the exporters that the settings ask for in this process; None when they ask for none."""
+def start_telemetry(
+    otlp_endpoint: str, endpoint: MetricsEndpoint | None, service_name: str
+) -> Telemetry | None:
+    """Start the exporters that the settings ask for in this process; None when they ask for
+    none.
+    """
     readers: list[MetricReader] = []
     registry = CollectorRegistry()
     if endpoint is not None:
-        readers.append(PrometheusMetricReader(disable_target_info=True, scope_info_enabled=False, registry=registry))
+        readers.append(
+            PrometheusMetricReader(
+                disable_target_info=True, scope_info_enabled=False, registry=registry
+            )
+        )
         ProcessCollector(registry=registry)
     if otlp_endpoint:
         exporter = OTLPMetricExporter(endpoint=f"{otlp_endpoint.rstrip('/')}/v1/metrics")
-        readers.append(PeriodicExportingMetricReader(exporter, export_interval_millis=OTLP_PERIOD_MILLISECONDS))
+        readers.append(
+            PeriodicExportingMetricReader(exporter, export_interval_millis=OTLP_PERIOD_MILLISECONDS)
+        )
     if not readers:
         return None
     resource = Resource.create({"service.name": service_name, "service.version": VERSION})
@@ -99,7 +121,9 @@ def start_telemetry(otlp_endpoint: str, endpoint: MetricsEndpoint | None, servic
 
 
 def serve_metrics(endpoint: MetricsEndpoint, registry: CollectorRegistry) -> None:
-    """Answer scrapes for all processes, and the others' questions about this one, until the process ends."""
+    """Answer scrapes for all processes, and the others' questions about this one, until the process
+    ends.
+    """
     slot, _lock = claim_slot(endpoint.folder)
     own_socket = endpoint.folder / f"{slot}.sock"
     own_socket.unlink(missing_ok=True)  # of a predecessor that was killed
@@ -107,12 +131,16 @@ def serve_metrics(endpoint: MetricsEndpoint, registry: CollectorRegistry) -> Non
     peers.bind(str(own_socket))
     peers.listen()
     server = _build_scrape_server(endpoint)
-    threading.Thread(target=_answer_peers, args=(peers, registry, _lock), name="metrics-peers", daemon=True).start()
+    threading.Thread(
+        target=_answer_peers, args=(peers, registry, _lock), name="metrics-peers", daemon=True
+    ).start()
     threading.Thread(target=server.serve_forever, name="metrics-scrapes", daemon=True).start()
 
 
 def claim_slot(folder: Path) -> tuple[int, IO[bytes]]:
-    """The smallest number that no living process holds, and the file whose lock says so while it is open."""
+    """The smallest number that no living process holds, and the file whose lock says so while it is
+    open.
+    """
     slot = 0
     while True:
         lock = (folder / f"{slot}.lock").open("wb")
@@ -168,7 +196,9 @@ def _ask_peer(path: Path) -> Snapshot:
 
 
 def _answer_peers(listener: socket.socket, registry: CollectorRegistry, _lock: IO[bytes]) -> None:
-    """Send this process's figures to whoever connects. Holds the slot's lock for as long as it runs."""
+    """Send this process's figures to whoever connects. Holds the slot's lock for as long as it
+    runs.
+    """
     while True:
         peer, _ = listener.accept()
         with peer, contextlib.suppress(OSError):
@@ -205,7 +235,9 @@ def _build_scrape_server(endpoint: MetricsEndpoint) -> ThreadingHTTPServer:
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  the name the library calls it by
             """Nothing: a scrape every few seconds is no event."""
 
-    server = ThreadingHTTPServer(endpoint.listener.getsockname(), ScrapeHandler, bind_and_activate=False)
+    server = ThreadingHTTPServer(
+        endpoint.listener.getsockname(), ScrapeHandler, bind_and_activate=False
+    )
     server.socket.close()
     server.socket = endpoint.listener
     server.daemon_threads = True

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Finished text generations, told to the address their requester named. Best effort: nothing waits for it or depends on it.
+"""Finished text generations, told to the address their requester named. Best effort: nothing waits
+for it or depends on it.
 
-Each API process sends for itself, from threads that `WebhookSender.start` begins. What does not fit the queue is dropped
-and counted.
-Source: docs/reference/text_requests.md, "Webhook".
+Each API process sends for itself, from threads that `WebhookSender.start` begins. What does not fit
+the queue is dropped and counted. Source: docs/reference/text_requests.md, "Webhook".
 """
 
 import json
@@ -55,7 +55,9 @@ class WebhookSender:
         self._changed = threading.Condition()
         self._stop_at: float | None = None
         self._threads = [
-            threading.Thread(target=self._send_until_stopped, name=f"horde-webhook-{number}", daemon=True)
+            threading.Thread(
+                target=self._send_until_stopped, name=f"horde-webhook-{number}", daemon=True
+            )
             for number in range(SENDER_COUNT)
         ]
 
@@ -94,13 +96,17 @@ class WebhookSender:
         with self._changed:
             while not self._waiting and self._stop_at is None:
                 self._changed.wait()
-            if not self._waiting or (self._stop_at is not None and time.monotonic() >= self._stop_at):
+            if not self._waiting or (
+                self._stop_at is not None and time.monotonic() >= self._stop_at
+            ):
                 return None
             return self._waiting.popleft()
 
 
 def deliver(delivery: Delivery, network: Network) -> WebhookOutcome:
-    """POST a body until an answer of 2xx or 3xx, three times at most and without a pause. A redirect is not followed."""
+    """POST a body until an answer of 2xx or 3xx, three times at most and without a pause. A
+    redirect is not followed.
+    """
     for _ in range(ATTEMPT_COUNT):
         try:
             answer = send_public_request(
@@ -143,6 +149,10 @@ def start_webhooks(network: Network = INTERNET) -> WebhookSender:
 
 
 def queue_webhook(url: str, body: Mapping[str, object]) -> None:
-    """Tell an address of a generation, soon and best effort; dropped where no sender was started. Call it after the commit."""
+    """Tell an address of a generation, soon and best effort; dropped where no sender was started.
+    Call it after the commit.
+    """
     if _State.sender is not None:
-        _State.sender.queue(Delivery(url, json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")))
+        _State.sender.queue(
+            Delivery(url, json.dumps(body, ensure_ascii=False).encode("utf-8", "replace"))
+        )

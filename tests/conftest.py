@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""What every test may use: the services of the run and a small real backend. Both start when first asked for."""
+"""What every test may use: the services of the run and a small real backend. Both start when first
+asked for.
+"""
 
 import logging
 import os
@@ -9,7 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Before anything defines a model class: it keeps 500 modules of logfire (through horde_sdk) out of each process.
+# Before anything defines a model class: it keeps 500 modules of logfire (through horde_sdk) out of
+# each process.
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "logfire-plugin")
 
 from devtools.services import ServiceAddresses
@@ -53,7 +56,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _restore_logging() -> Iterator[None]:
-    """A command run in this process sends the log where its test captures it, which later threads must not write to."""
+    """A command run in this process sends the log where its test captures it, which later threads
+    must not write to.
+    """
     root, horde = logging.getLogger(), logging.getLogger("horde")
     before = root.handlers[:], root.level, horde.level
     yield
@@ -62,10 +67,11 @@ def _restore_logging() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def service_urls(pytestconfig: pytest.Config) -> Iterator[ServiceAddresses]:
-    """Postgres, Redis and an S3 store for this process of the run alone; the database is empty at first.
+    """Postgres, Redis and an S3 store for this process of the run alone; the database is empty at
+    first.
 
-    Fields: database_url, redis_url (without a database number), s3_endpoint, s3_access_key, s3_secret_key, bucket;
-    ``build_environment()`` has them as settings.
+    Fields: database_url, redis_url (without a database number), s3_endpoint, s3_access_key,
+    s3_secret_key, bucket; ``build_environment()`` has them as settings.
     """
     with services.own_services(get_process_name(pytestconfig)) as addresses:
         yield addresses
@@ -73,7 +79,8 @@ def service_urls(pytestconfig: pytest.Config) -> Iterator[ServiceAddresses]:
 
 @pytest.fixture(scope="session")
 def tiny_backend(pytestconfig: pytest.Config) -> Iterator[str]:
-    """Address of a real llama.cpp server (add ``/v1``) whose model ``tiny-nonsense`` answers at once, with nonsense.
+    """Address of a real llama.cpp server (add ``/v1``) whose model ``tiny-nonsense`` answers at
+    once, with nonsense.
 
     Tokeniser, chat template with tools, sampling, streaming, grammars and overflow are real.
     """

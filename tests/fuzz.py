@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Requests that nobody should send, made from requests that somebody does: values, shapes, bytes and headers gone wrong.
+"""Requests that nobody should send, made from requests that somebody does: values, shapes, bytes
+and headers gone wrong.
 
-Everything is drawn from one `random.Random`, so a seed repeats a run. Nothing here knows the application.
+Everything is drawn from one `random.Random`, so a seed repeats a run. Nothing here knows the
+application.
 """
 
 import gzip
@@ -11,7 +13,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-MARKER = "MARKER-7f3a"  # in every prompt, reply and tool description; must never come back in a refusal or a log line
+# In every prompt, reply and tool description; must never come back in a refusal or a log line.
+MARKER = "MARKER-7f3a"
 KEY_MARK = "KEYMARK-91c2"  # in every key; must never come back at all
 
 
@@ -129,7 +132,19 @@ TOKENS = (
     ",",
     "/* comment */ 1",
 )
-SHAPES: tuple[Any, ...] = (None, True, False, [], {}, [[]], [None], {"": None}, [{}], {"a": []}, [1] * 2000)
+SHAPES: tuple[Any, ...] = (
+    None,
+    True,
+    False,
+    [],
+    {},
+    [[]],
+    [None],
+    {"": None},
+    [{}],
+    {"a": []},
+    [1] * 2000,
+)
 DEPTHS = (20, 64, 99, 101, 1000, 100_000)
 
 HEADER_TEXTS = (
@@ -203,9 +218,15 @@ def render(value: Any) -> str:
     if isinstance(value, Raw):
         return value.text
     if isinstance(value, Pairs):
-        return "{" + ",".join(f"{json.dumps(key)}:{render(child)}" for key, child in value.items) + "}"
+        return (
+            "{" + ",".join(f"{json.dumps(key)}:{render(child)}" for key, child in value.items) + "}"
+        )
     if isinstance(value, dict):
-        return "{" + ",".join(f"{json.dumps(key)}:{render(child)}" for key, child in value.items()) + "}"
+        return (
+            "{"
+            + ",".join(f"{json.dumps(key)}:{render(child)}" for key, child in value.items())
+            + "}"
+        )
     if isinstance(value, list):
         return "[" + ",".join(render(child) for child in value) + "]"
     return json.dumps(value)
@@ -224,7 +245,11 @@ def list_paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         children = list(value.items())
     elif isinstance(value, list):
         children = list(enumerate(value))
-    return [found for key, child in children for found in ((*path, key), *list_paths(child, (*path, key)))]
+    return [
+        found
+        for key, child in children
+        for found in ((*path, key), *list_paths(child, (*path, key)))
+    ]
 
 
 def get_at(value: Any, path: tuple[Any, ...]) -> Any:
@@ -244,7 +269,9 @@ def replace_at(value: Any, path: tuple[Any, ...], new: Any) -> Any:
 
 
 class Attacker:
-    """Draws attacks; `keys` are the API keys it may use, `texts` more strings worth trying, such as ids that exist."""
+    """Draws attacks; `keys` are the API keys it may use, `texts` more strings worth trying, such as
+    ids that exist.
+    """
 
     def __init__(self, random: Random, keys: Sequence[str], texts: Sequence[str] = ()) -> None:
         self.random = random
@@ -261,7 +288,9 @@ class Attacker:
         )
 
     def draw_path(self, path: str) -> str:
-        """The path with its last segment replaced where that is an id or a name, and rarely with a flaw."""
+        """The path with its last segment replaced where that is an id or a name, and rarely with a
+        flaw.
+        """
         chance = self.random.random()
         if chance < 0.02:
             flaws = (
@@ -280,7 +309,10 @@ class Attacker:
 
     def draw_query(self, query: dict[str, str]) -> tuple[tuple[str, str], ...]:
         """Query parameters with hostile values; one may come twice."""
-        drawn = [(name, value if self.random.random() < 0.5 else self.draw_text()) for name, value in query.items()]
+        drawn = [
+            (name, value if self.random.random() < 0.5 else self.draw_text())
+            for name, value in query.items()
+        ]
         if self.random.random() < 0.05:
             drawn.append((self.random.choice([*query, "apikey", "x"]), self.draw_text()))
         return tuple(drawn)
@@ -294,10 +326,14 @@ class Attacker:
         elif chance < 0.9:
             headers["apikey"] = self.random.choice(self.keys)
         elif chance < 0.97:
-            headers["apikey"] = self.random.choice([*HEADER_TEXTS, KEY_MARK, KEY_MARK + "\xe9", KEY_MARK * 100])
+            headers["apikey"] = self.random.choice(
+                [*HEADER_TEXTS, KEY_MARK, KEY_MARK + "\xe9", KEY_MARK * 100]
+            )
         if example.body is not None:
             usual = self.random.random() < 0.95
-            headers["Content-Type"] = CONTENT_TYPES[0] if usual else self.random.choice(CONTENT_TYPES)
+            headers["Content-Type"] = (
+                CONTENT_TYPES[0] if usual else self.random.choice(CONTENT_TYPES)
+            )
         for name, texts, share in (
             ("Client-Agent", HEADER_TEXTS, 0.1),
             ("Proxied-For", HEADER_TEXTS, 0.1),
@@ -334,15 +370,34 @@ class Attacker:
         acts: list[Callable[[], Any]] = [
             lambda: replace_at(body, path, self.draw_value()),
             lambda: replace_at(body, path, self.draw_near(value)),
-            lambda: replace_at(body, path, self.random.choice(([value], {"a": value}, [value] * 2, str(type(value))))),
+            lambda: replace_at(
+                body,
+                path,
+                self.random.choice(([value], {"a": value}, [value] * 2, str(type(value)))),
+            ),
         ]
         if isinstance(parent, dict):
             rest = {name: child for name, child in parent.items() if name != key}
-            unknown = self.random.choice(("x", "", "\ud800", "\x00", "__proto__", "id", "n", "models", key.upper(), key + " "))
+            unknown = self.random.choice(
+                (
+                    "x",
+                    "",
+                    "\ud800",
+                    "\x00",
+                    "__proto__",
+                    "id",
+                    "n",
+                    "models",
+                    key.upper(),
+                    key + " ",
+                )
+            )
             acts += [
                 lambda: replace_at(body, path[:-1], rest),
                 lambda: replace_at(body, path[:-1], parent | {unknown: self.draw_value()}),
-                lambda: replace_at(body, path[:-1], Pairs((*parent.items(), (key, self.draw_value())))),
+                lambda: replace_at(
+                    body, path[:-1], Pairs((*parent.items(), (key, self.draw_value())))
+                ),
             ]
         elif isinstance(parent, list):
             times = self.random.choice((2, 10, 130, 1100))
@@ -354,14 +409,42 @@ class Attacker:
         if isinstance(value, bool) or value is None:
             return self.random.choice((1, 0, "true", not value, None))
         if isinstance(value, int):
-            near = (value + 1, value - 1, -value, float(value), str(value), value * 1000, value + 0.5, Raw(f"{value}.0"), [value])
+            near = (
+                value + 1,
+                value - 1,
+                -value,
+                float(value),
+                str(value),
+                value * 1000,
+                value + 0.5,
+                Raw(f"{value}.0"),
+                [value],
+            )
             return self.random.choice(near)
         if isinstance(value, float):
             return self.random.choice((-value, value + 1e-9, value * 10, int(value), str(value)))
         if isinstance(value, str):
             quoted = json.dumps(value)[1:-1]
-            tails = ("\\u0000", "\\ud800", "\\udc00", "\\ud83d\\ude00", "\\u202e", "\\ufffe", "é", " ", "\\n", "\\")
-            changed = (Raw(f'"{quoted}{self.random.choice(tails)}"'), value.upper(), value * 50, value[:-1], [value], f" {value}")
+            tails = (
+                "\\u0000",
+                "\\ud800",
+                "\\udc00",
+                "\\ud83d\\ude00",
+                "\\u202e",
+                "\\ufffe",
+                "é",
+                " ",
+                "\\n",
+                "\\",
+            )
+            changed = (
+                Raw(f'"{quoted}{self.random.choice(tails)}"'),
+                value.upper(),
+                value * 50,
+                value[:-1],
+                [value],
+                f" {value}",
+            )
             return self.random.choice(changed)
         return self.draw_value()
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """The services of a test run: one set for all its processes, started by the first test that asks.
 
-pytest's first process names a folder for the run in the environment, which xdist's processes inherit. Whoever needs
-the services first starts their keeper; every process then takes a database, a Redis and a bucket of its own, so that
-tests in different processes cannot meet. Addresses in the environment win, as everywhere.
+pytest's first process names a folder for the run in the environment, which xdist's processes
+inherit. Whoever needs the services first starts their keeper; every process then takes a database,
+a Redis and a bucket of its own, so that tests in different processes cannot meet. Addresses in the
+environment win, as everywhere.
 """
 
 import contextlib
@@ -31,7 +32,8 @@ from devtools.state import make_state_folder
 from tests.tiny_gguf import write_tiny_model
 
 RUN_FOLDER_VARIABLE = "HORDE_TEST_RUN_FOLDER"
-RUN_OWNER_VARIABLE = "HORDE_TEST_RUN_OWNER"  # process id of pytest's first process; the keeper ends with it
+# Process id of pytest's first process; the keeper ends with it.
+RUN_OWNER_VARIABLE = "HORDE_TEST_RUN_OWNER"
 START_SECONDS = 90
 STOP_SECONDS = 20
 TINY_MODEL_NAME = "tiny-nonsense"
@@ -40,7 +42,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def begin_run() -> None:
-    """In pytest's first process: name the folder. Nothing is started yet, since unit tests need nothing."""
+    """In pytest's first process: name the folder. Nothing is started yet, since unit tests need
+    nothing.
+    """
     folder = tempfile.mkdtemp(prefix="horde-test-")
     os.environ[RUN_FOLDER_VARIABLE] = folder
     os.environ[RUN_OWNER_VARIABLE] = str(os.getpid())
@@ -54,7 +58,8 @@ def end_run() -> None:
         keeper = int((folder / "keeper.pid").read_text())
         os.kill(keeper, 15)
         deadline = time.monotonic() + STOP_SECONDS
-        while (folder / "services").exists() and time.monotonic() < deadline:  # the keeper deletes it last
+        # The keeper deletes it last.
+        while (folder / "services").exists() and time.monotonic() < deadline:
             time.sleep(0.05)
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -82,7 +87,14 @@ def require_shared_services() -> ServiceAddresses:
         log = get_run_folder() / "keeper.log"
         with log.open("wb") as output:
             keeper = subprocess.Popen(
-                [sys.executable, "-m", "devtools.keeper", str(state), "--watch", os.environ[RUN_OWNER_VARIABLE]],
+                [
+                    sys.executable,
+                    "-m",
+                    "devtools.keeper",
+                    str(state),
+                    "--watch",
+                    os.environ[RUN_OWNER_VARIABLE],
+                ],
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -93,25 +105,36 @@ def require_shared_services() -> ServiceAddresses:
         deadline = time.monotonic() + START_SECONDS
         while (addresses := read_addresses(state)) is None:
             if keeper.poll() is not None or time.monotonic() > deadline:
-                pytest.fail(f"the services of the tests do not start\n{log.read_text()}", pytrace=False)
+                pytest.fail(
+                    f"the services of the tests do not start\n{log.read_text()}", pytrace=False
+                )
             time.sleep(0.05)
-        keeper.returncode = 0  # it outlives this process; without this its end would be reported as our leak
+        # It outlives this process; without this its end would be reported as our leak.
+        keeper.returncode = 0
         return addresses
 
 
 @contextlib.contextmanager
 def own_services(process_name: str | None) -> Iterator[ServiceAddresses]:
-    """The addresses one process of the run uses; ``None`` is a run in one process, which needs no share of its own."""
+    """The addresses one process of the run uses; ``None`` is a run in one process, which needs no
+    share of its own.
+    """
     shared = require_shared_services()
     if process_name is None:
         yield shared
         return
     if "REDIS_URL" in os.environ:
-        pytest.fail("REDIS_URL is one Redis for all processes, whose tests would meet in it: run with -n 0", pytrace=False)
+        pytest.fail(
+            "REDIS_URL is one Redis for all processes, whose tests would meet in it: run with -n 0",
+            pytrace=False,
+        )
     taken = dataclasses.replace(
-        shared, database_url=make_database(shared.database_url, process_name), bucket=f"{shared.bucket}-{process_name}"
+        shared,
+        database_url=make_database(shared.database_url, process_name),
+        bucket=f"{shared.bucket}-{process_name}",
     )
-    # All but Redis is there already, so that Redis is what this starts; the bucket is made on the way.
+    # All but Redis is there already, so that Redis is what this starts; the bucket is made on the
+    # way.
     environment = {**os.environ, **taken.build_environment()}
     del environment["REDIS_URL"]
     services = Services(get_run_folder() / process_name, environment, durable=False)
@@ -128,8 +151,12 @@ def make_database(database_url: str, suffix: str) -> str:
     try:
         connection.autocommit = True  # CREATE DATABASE refuses to run inside a transaction
         with connection.cursor() as cursor:
-            cursor.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
-            cursor.execute(sql.SQL("CREATE DATABASE {} TEMPLATE template0").format(sql.Identifier(name)))
+            cursor.execute(
+                sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name))
+            )
+            cursor.execute(
+                sql.SQL("CREATE DATABASE {} TEMPLATE template0").format(sql.Identifier(name))
+            )
     finally:
         connection.close()
     return urllib.parse.urlsplit(database_url)._replace(path=f"/{name}").geturl()

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """A language model of about a megabyte that llama.cpp loads in no time, for tests.
 
-Its weights are noise, so it says nothing; yet every other part of a backend is the real one: tokeniser, chat template,
-sampling, token counts, streaming, JSON grammars, overflow. ``write_tiny_model`` makes the file, nothing is downloaded.
+Its weights are noise, so it says nothing; yet every other part of a backend is the real one:
+tokeniser, chat template, sampling, token counts, streaming, JSON grammars, overflow.
+``write_tiny_model`` makes the file, nothing is downloaded.
 
-What comes out is steered, so that tests end: the words it knows are likely, the marks of JSON come often enough to
-close a string, raw bytes never come, and the end of the turn has a fixed chance at each step.
+What comes out is steered, so that tests end: the words it knows are likely, the marks of JSON come
+often enough to close a string, raw bytes never come, and the end of the turn has a fixed chance at
+each step.
 """
 
 import math
@@ -30,8 +32,8 @@ see send show sing stand stop take tell think turn use wait walk want work write
 
 START, TURN, TURN_END = "<|start|>", "<|turn|>", "<|turn_end|>"
 
-# <|turn|>role, a line feed, the text, <|turn_end|>. Tools are announced in a system turn, and calls and their results
-# are written in the tags of the Hermes convention, which llama.cpp recognises.
+# <|turn|>role, a line feed, the text, <|turn_end|>. Tools are announced in a system turn, and calls
+# and their results are written in the tags of the Hermes convention, which llama.cpp recognises.
 CHAT_TEMPLATE = """
 {%- macro turn(role, text) -%}
 <|turn|>{{ role }}
@@ -77,8 +79,8 @@ LAYER_COUNT = 2
 WIDTH = 64  # the smallest that keeps 16 numbers a head
 HIDDEN_WIDTH = 128
 
-# Llama models have no bias at their output. One number of every token's vector is therefore large and never changed
-# by a layer, and the output weights of that number act as the bias.
+# Llama models have no bias at their output. One number of every token's vector is therefore large
+# and never changed by a layer, and the output weights of that number act as the bias.
 STEADY = 0
 STEADY_VALUE = 8.0
 
@@ -88,7 +90,9 @@ RARELY = -12.0
 
 @dataclass
 class Tokeniser:
-    """Byte-level pair encoding in GPT-2's form: every byte is a token, and merges lead from letters to known words."""
+    """Byte-level pair encoding in GPT-2's form: every byte is a token, and merges lead from letters
+    to known words.
+    """
 
     tokens: list[str] = field(default_factory=list)
     merges: list[str] = field(default_factory=list)
@@ -101,14 +105,18 @@ class Tokeniser:
 
 
 def spell_bytes() -> list[str]:
-    """GPT-2's letter for each byte: itself where it can be printed, else the next one from 256 on."""
+    """GPT-2's letter for each byte: itself where it can be printed, else the next one from 256
+    on.
+    """
     printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return [chr(byte if byte in printable else 256 + others.index(byte)) for byte in range(256)]
 
 
 def build_tokeniser() -> Tokeniser:
-    """Bytes, then the words with and without a space before them, then the marks of the template."""
+    """Bytes, then the words with and without a space before them, then the marks of the
+    template.
+    """
     letters = spell_bytes()
     tokeniser = Tokeniser(tokens=list(letters))
     known = set(letters)
@@ -159,10 +167,15 @@ def build_tensors(tokeniser: Tokeniser, end_chance: float, seed: int) -> dict[st
     arriving = float(np.mean(STEADY_VALUE / np.sqrt(np.mean(embedding**2, axis=1))))
     output = np.zeros((count, WIDTH), dtype=np.float32)
     word_ids = [tokeniser.ids[word] for word in tokeniser.words]
-    output[word_ids] = noise(len(word_ids), WIDTH, 0.1)  # words depend a little on what came before, marks do not
+    # Words depend a little on what came before, marks do not.
+    output[word_ids] = noise(len(word_ids), WIDTH, 0.1)
     output[:, STEADY] = build_bias(tokeniser, end_chance) / arriving
 
-    tensors = {"token_embd.weight": embedding, "output_norm.weight": np.ones(WIDTH, np.float32), "output.weight": output}
+    tensors = {
+        "token_embd.weight": embedding,
+        "output_norm.weight": np.ones(WIDTH, np.float32),
+        "output.weight": output,
+    }
     for number in range(LAYER_COUNT):
         layer = {
             "attn_norm": np.ones(WIDTH, np.float32),
@@ -179,10 +192,13 @@ def build_tensors(tokeniser: Tokeniser, end_chance: float, seed: int) -> dict[st
     return tensors
 
 
-def write_tiny_model(path: Path, *, context_tokens: int = 4096, end_chance: float = 0.0001, seed: int = 1) -> None:
+def write_tiny_model(
+    path: Path, *, context_tokens: int = 4096, end_chance: float = 0.0001, seed: int = 1
+) -> None:
     """Write the model. ``end_chance`` is that of the turn's end at each step.
 
-    So small that no reply is empty by chance: a token limit, a stop word, a grammar or a bias ends most.
+    So small that no reply is empty by chance: a token limit, a stop word, a grammar or a bias ends
+    most.
     """
     tokeniser = build_tokeniser()
     ids = tokeniser.ids
@@ -203,7 +219,9 @@ def write_tiny_model(path: Path, *, context_tokens: int = 4096, end_chance: floa
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokeniser.tokens)
-    writer.add_token_types([gguf.TokenType.NORMAL] * (len(ids) - control) + [gguf.TokenType.CONTROL] * control)
+    writer.add_token_types(
+        [gguf.TokenType.NORMAL] * (len(ids) - control) + [gguf.TokenType.CONTROL] * control
+    )
     writer.add_token_merges(tokeniser.merges)
     writer.add_bos_token_id(ids[START])
     writer.add_pad_token_id(ids[START])

@@ -11,7 +11,9 @@ from horde.exceptions import PayloadInvalid
 
 
 class Body(BaseModel):
-    """A body of optional keys: unknown keys are ignored, null is as absent, and a string is never a number."""
+    """A body of optional keys: unknown keys are ignored, null is as absent, and a string is never a
+    number.
+    """
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
@@ -28,7 +30,9 @@ def read_body[M: BaseModel](model: type[M]) -> M:
 
 
 def read_query[M: BaseModel](model: type[M]) -> M:
-    """The query string as `model`, an empty value being as absent; raises PayloadInvalid naming each bad key."""
+    """The query string as `model`, an empty value being as absent; raises PayloadInvalid naming
+    each bad key.
+    """
     return _validate(model, {name: value for name, value in request.args.items() if value != ""})
 
 
@@ -36,6 +40,9 @@ def _validate[M: BaseModel](model: type[M], values: Mapping[str, object]) -> M:
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        # The messages of pydantic name types and bounds; the values themselves, which may be secrets, are left out.
+        # The messages of pydantic name types and bounds; the values themselves, which may be
+        # secrets, are left out.
         found = error.errors(include_input=False, include_url=False, include_context=False)
-        raise PayloadInvalid({".".join(str(part) for part in entry["loc"]): entry["msg"] for entry in found}) from None
+        raise PayloadInvalid(
+            {".".join(str(part) for part in entry["loc"]): entry["msg"] for entry in found}
+        ) from None

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Every failure of the API as JSON: refusals with their code, the framework's own, and what nobody foresaw."""
+"""Every failure of the API as JSON: refusals with their code, the framework's own, and what nobody
+foresaw.
+"""
 
 from typing import Any
 
@@ -16,7 +18,8 @@ logger = get_logger(__name__)
 type Answer = tuple[dict[str, Any], int, dict[str, str]]
 
 INTERNAL_SERVER_ERROR = "Internal Server Error"
-_HEADERS_OF_THE_PAGE = {"content-type", "content-length"}  # they describe the HTML page that werkzeug would send
+# They describe the HTML page that werkzeug would send.
+_HEADERS_OF_THE_PAGE = {"content-type", "content-length"}
 
 
 def register_error_handlers(app: Flask, api: Api) -> None:
@@ -42,7 +45,8 @@ def answer_horde_error(error: HordeError) -> Answer:
 def answer_http_exception(error: HTTPException) -> Answer:
     """`{message}` with the headers that belong to the status, such as `Allow`.
 
-    A 400 of the framework carries `BadRequest`, as every refusal of a request that can never be served.
+    A 400 of the framework carries `BadRequest`, as every refusal of a request that can never be
+    served.
     """
     status = error.code or 500
     if status >= 500 and not hasattr(error, "data"):
@@ -50,11 +54,16 @@ def answer_http_exception(error: HTTPException) -> Answer:
     body: dict[str, Any] = {"message": error.description or error.name}
     if status == 400:
         body["rc"] = str(ReturnCode.BAD_REQUEST)
-    # restx sends the error's `data` instead of what its handler answers, so the code has to be in there too.
+    # restx sends the error's `data` instead of what its handler answers, so the code has to be in
+    # there too.
     if isinstance(data := getattr(error, "data", None), dict):
         body = {**body, **data}
         error.data = body  # type: ignore[attr-defined]
-    headers = {name: value for name, value in error.get_headers() if name.lower() not in _HEADERS_OF_THE_PAGE}
+    headers = {
+        name: value
+        for name, value in error.get_headers()
+        if name.lower() not in _HEADERS_OF_THE_PAGE
+    }
     return body, status, headers
 
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""What a process knows about itself: requests in flight and waiting, and whether its database answered last."""
+"""What a process knows about itself: requests in flight and waiting, and whether its database
+answered last.
+"""
 
 import threading
 from collections.abc import Callable
@@ -9,12 +11,15 @@ from sqlalchemy.engine import ExceptionContext
 
 
 class NodeState:
-    """Facts for the heartbeat. Nothing here asks another part, so it answers while everything else is stuck."""
+    """Facts for the heartbeat. Nothing here asks another part, so it answers while everything else
+    is stuck.
+    """
 
     def __init__(self, thread_count: int) -> None:
         self.thread_count = thread_count
         self.is_database_reachable = True
-        self.read_queue_length: Callable[[], int] = lambda: 0  # the server replaces it with that of its thread pool
+        # The server replaces it with that of its thread pool.
+        self.read_queue_length: Callable[[], int] = lambda: 0
         self._active_count = 0
         self._lock = threading.Lock()
 
@@ -25,7 +30,9 @@ class NodeState:
 
     @property
     def status(self) -> str:
-        """`DOWN` without a database, `OVERLOADED` when a full round of requests waits for a thread, else `OK`."""
+        """`DOWN` without a database, `OVERLOADED` when a full round of requests waits for a thread,
+        else `OK`.
+        """
         if not self.is_database_reachable:
             return "DOWN"
         return "OVERLOADED" if self.read_queue_length() >= self.thread_count else "OK"
@@ -36,7 +43,9 @@ class NodeState:
             self._active_count += change
 
     def watch_database(self, engine: Engine) -> None:
-        """Learn from the connections that are made anyway; the periodic jobs make sure that there are some."""
+        """Learn from the connections that are made anyway; the periodic jobs make sure that there
+        are some.
+        """
 
         @event.listens_for(engine, "connect")
         def note_success(_connection: object, _record: object) -> None:

@@ -20,7 +20,8 @@ MAX_FORM_BYTES = 16 * 1024
 PAGE_HEADERS = {
     "Cache-Control": "no-store",  # the page after registering shows a key
     "Content-Security-Policy": (
-        "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+        "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; base-uri 'none';"
+        " frame-ancestors 'none'"
     ),
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
@@ -39,7 +40,8 @@ class Register(MethodView):
     @limit_register
     def post(self) -> Response:
         """Make a pseudonymous account and show its key, this once."""
-        # Browsers say where a form was sent from; nothing else may make accounts in a visitor's name.
+        # Browsers say where a form was sent from; nothing else may make accounts in a visitor's
+        # name.
         if request.headers.get("Sec-Fetch-Site", "same-origin") not in {"same-origin", "none"}:
             return render_page("register.html", 403, problem="Please send the form from this page.")
         request.max_content_length = MAX_FORM_BYTES
@@ -49,7 +51,11 @@ class Register(MethodView):
             return render_page("register.html", 400, problem=problem, username=username)
         with transaction() as session:
             if read_horde_modes(session).raid:
-                return render_page("register.html", 403, problem="No accounts are made at the moment. Please come back later.")
+                return render_page(
+                    "register.html",
+                    403,
+                    problem="No accounts are made at the moment. Please come back later.",
+                )
             made = create_user(session, username=username, now=clock.utcnow())
         return render_page("registered.html", 200, alias=made.user.alias, api_key=made.api_key)
 
@@ -67,7 +73,11 @@ def render_page(template: str, status: int, **values: object) -> Response:
     """A page with the headers that keep it private and inert."""
     config = get_config()
     page = render_template(
-        template, title=config.title, contact_email=config.contact_email, max_length=MAX_USERNAME_LENGTH, **values
+        template,
+        title=config.title,
+        contact_email=config.contact_email,
+        max_length=MAX_USERNAME_LENGTH,
+        **values,
     )
     response = make_response(page, status)
     response.headers.update(PAGE_HEADERS)

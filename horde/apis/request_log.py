@@ -14,7 +14,8 @@ from horde.logger import get_logger
 logger = get_logger(__name__)
 
 UNKNOWN_ROUTE = "unknown"
-QUIET_ROUTES = frozenset({"/api/v2/status/heartbeat"})  # asked every second by whoever watches the node
+# Asked every second by whoever watches the node.
+QUIET_ROUTES = frozenset({"/api/v2/status/heartbeat"})
 # A method is text of the client, and an attribute must stay bounded.
 KNOWN_METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
 
@@ -36,11 +37,15 @@ def register_request_log(app: Flask, node: NodeState) -> None:
 
 
 def record_request(response: Response) -> Response:
-    """Log and count. The route's template stands for the path: paths and queries hold ids, names and secrets."""
+    """Log and count. The route's template stands for the path: paths and queries hold ids, names
+    and secrets.
+    """
     seconds = time.monotonic() - g.get("started_at", time.monotonic())
     route = UNKNOWN_ROUTE if request.url_rule is None else request.url_rule.rule
     method = request.method if request.method in KNOWN_METHODS else "other"
-    metrics.http_requests.add(1, {"horde.method": method, "horde.route": route, "horde.status": response.status_code})
+    metrics.http_requests.add(
+        1, {"horde.method": method, "horde.route": route, "horde.status": response.status_code}
+    )
     metrics.http_request_seconds.record(seconds, {"horde.method": method, "horde.route": route})
     logger.log(
         logging.DEBUG if route in QUIET_ROUTES and response.status_code == 200 else logging.INFO,

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""What a route reads from the request at hand: its body within bounds, its key, its address and its agent."""
+"""What a route reads from the request at hand: its body within bounds, its key, its address and its
+agent.
+"""
 
 from collections.abc import Callable
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -29,7 +31,9 @@ def get_config() -> Config:
     return cast(Config, current_app.extensions[CONFIG_EXTENSION])
 
 
-def read_json_body(limit_bytes: int = DEFAULT_BODY_BYTES, *, replace_unstorable_characters: bool = False) -> object:
+def read_json_body(
+    limit_bytes: int = DEFAULT_BODY_BYTES, *, replace_unstorable_characters: bool = False
+) -> object:
     """The JSON value in the body, read no further than one byte past `limit_bytes`.
 
     Raises:
@@ -38,11 +42,17 @@ def read_json_body(limit_bytes: int = DEFAULT_BODY_BYTES, *, replace_unstorable_
         BadRequest: no strict JSON, see `horde.json_body`.
     """
     _check_media_type()
-    return parse_json_body(_read_body(limit_bytes), replace_unstorable_characters=replace_unstorable_characters)
+    return parse_json_body(
+        _read_body(limit_bytes), replace_unstorable_characters=replace_unstorable_characters
+    )
 
 
-def read_json_object(limit_bytes: int = DEFAULT_BODY_BYTES, *, replace_unstorable_characters: bool = False) -> dict[str, object]:
-    """As `read_json_body`, for a route whose body is an object; raises PayloadInvalid when it is anything else."""
+def read_json_object(
+    limit_bytes: int = DEFAULT_BODY_BYTES, *, replace_unstorable_characters: bool = False
+) -> dict[str, object]:
+    """As `read_json_body`, for a route whose body is an object; raises PayloadInvalid when it is
+    anything else.
+    """
     body = read_json_body(limit_bytes, replace_unstorable_characters=replace_unstorable_characters)
     if not isinstance(body, dict):
         raise PayloadInvalid({"": "The body has to be a JSON object"})
@@ -74,15 +84,22 @@ def get_peer_address() -> str:
     """
     if "peer_address" not in g:
         forwarded = ",".join(request.headers.getlist("X-Forwarded-For"))
-        g.peer_address = resolve_peer_address(request.remote_addr or "", forwarded, get_config().trusted_proxies)
+        g.peer_address = resolve_peer_address(
+            request.remote_addr or "", forwarded, get_config().trusted_proxies
+        )
     return cast(str, g.peer_address)
 
 
 def get_client_address() -> str:
-    """The address limits and countermeasures apply to: the peer, or `Proxied-For` under a known passkey."""
+    """The address limits and countermeasures apply to: the peer, or `Proxied-For` under a known
+    passkey.
+    """
     if "client_address" not in g:
         resolve = cast(ResolveClientAddress, current_app.extensions[RESOLVER_EXTENSION])
-        proxied_for, passkey = request.headers.get("Proxied-For"), request.headers.get("Proxy-Authorization")
+        proxied_for, passkey = (
+            request.headers.get("Proxied-For"),
+            request.headers.get("Proxy-Authorization"),
+        )
         g.client_address = resolve(get_peer_address(), proxied_for, passkey)
     return cast(str, g.client_address)
 
@@ -92,7 +109,9 @@ def is_proxied() -> bool:
     return get_client_address() != get_peer_address()
 
 
-def resolve_peer_address(socket_address: str, forwarded_for: str, trusted_proxies: tuple[Network, ...]) -> str:
+def resolve_peer_address(
+    socket_address: str, forwarded_for: str, trusted_proxies: tuple[Network, ...]
+) -> str:
     """The nearest address that is no trusted proxy, walking `X-Forwarded-For` from its end.
 
     Entries left of the first untrusted one were written by that party and are never believed.
@@ -113,7 +132,8 @@ def resolve_peer_address(socket_address: str, forwarded_for: str, trusted_proxie
 def check_storable_request() -> None:
     """Refuse a NUL in the path, the query or a header before anything of them reaches the database.
 
-    Surrogates cannot arrive this way: paths and queries are decoded with replacement, headers as Latin-1.
+    Surrogates cannot arrive this way: paths and queries are decoded with replacement, headers as
+    Latin-1.
     """
     if "\x00" in request.path or "%00" in request.environ.get("QUERY_STRING", ""):
         raise _nul_found("address")
@@ -122,7 +142,9 @@ def check_storable_request() -> None:
 
 
 def _nul_found(place: str) -> BadRequest:
-    return BadRequest(f"The {place} of the request holds a NUL character.", ReturnCode.NUL_BYTE_IN_PAYLOAD)
+    return BadRequest(
+        f"The {place} of the request holds a NUL character.", ReturnCode.NUL_BYTE_IN_PAYLOAD
+    )
 
 
 def _check_media_type() -> None:
@@ -137,7 +159,8 @@ def _read_body(limit_bytes: int) -> bytes:
     too_large = RequestTooLarge(f"The body is larger than {limit_bytes} bytes.")
     if (request.content_length or 0) > limit_bytes:
         raise too_large
-    # A chunked body declares no length, and werkzeug cuts it off silently at its own limit: one byte more tells the two apart.
+    # A chunked body declares no length, and werkzeug cuts it off silently at its own limit: one
+    # byte more tells the two apart.
     request.max_content_length = limit_bytes + 1
     body = request.get_data(cache=False)
     if len(body) > limit_bytes:

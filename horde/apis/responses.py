@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""What every response has in common: CORS, the node's name, the charset, and the fields a client asked for."""
+"""What every response has in common: CORS, the node's name, the charset, and the fields a client
+asked for.
+"""
 
 import json
 import socket
@@ -30,12 +32,16 @@ ALLOWED_HEADERS = ", ".join(
         "Idempotency-Key",
     ]
 )
-EXPOSED_HEADERS = ", ".join(["Horde-Node", "Retry-After", "X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset"])
+EXPOSED_HEADERS = ", ".join(
+    ["Horde-Node", "Retry-After", "X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset"]
+)
 PREFLIGHT_SECONDS = 86400  # browsers ask again at the latest after this
 
 
 def write_json_with_standard_library(api: Api) -> None:
-    """Replace the writer of restx, which is another library wherever that happens to be installed."""
+    """Replace the writer of restx, which is another library wherever that happens to be
+    installed.
+    """
 
     @api.representation(JSON_TYPE)
     def write_json(data: object, status: int, headers: dict[str, str] | None = None) -> Response:
@@ -52,11 +58,20 @@ def register_response_hooks(app: Flask, config: Config) -> None:
 
 
 def answer_preflight() -> Response | None:
-    """204 with the route's methods for any OPTIONS on a route that exists; it needs no key and costs no rate limit."""
-    if request.method != "OPTIONS" or request.routing_exception is not None or request.url_rule is None:
+    """204 with the route's methods for any OPTIONS on a route that exists; it needs no key and
+    costs no rate limit.
+    """
+    if (
+        request.method != "OPTIONS"
+        or request.routing_exception is not None
+        or request.url_rule is None
+    ):
         return None
     methods = sorted(request.url_rule.methods or ())
-    return Response(status=204, headers={"Allow": ", ".join(methods), "Access-Control-Max-Age": str(PREFLIGHT_SECONDS)})
+    return Response(
+        status=204,
+        headers={"Allow": ", ".join(methods), "Access-Control-Max-Age": str(PREFLIGHT_SECONDS)},
+    )
 
 
 def parse_field_mask() -> None:
@@ -71,22 +86,35 @@ def parse_field_mask() -> None:
 
 
 def apply_field_mask(response: Response) -> Response:
-    """Narrow a successful JSON answer to the fields of `X-Fields`, in each entry when it is a list."""
-    if "field_mask" not in g or response.mimetype != JSON_TYPE or not 200 <= response.status_code < 300:
+    """Narrow a successful JSON answer to the fields of `X-Fields`, in each entry when it is a
+    list.
+    """
+    if (
+        "field_mask" not in g
+        or response.mimetype != JSON_TYPE
+        or not 200 <= response.status_code < 300
+    ):
         return response
     response.set_data(json.dumps(narrow(response.get_json(), g.field_mask), separators=(",", ":")))
     return response
 
 
 def narrow(value: object, mask: Mapping[str, object]) -> object:
-    """The fields of `mask` that `value` has, in each entry of a list; a value without fields stays as it is."""
+    """The fields of `mask` that `value` has, in each entry of a list; a value without fields stays
+    as it is.
+    """
     if isinstance(value, list):
         return [narrow(entry, mask) for entry in value]
     if not isinstance(value, dict):
         return value
     fields = value if "*" in mask else [field for field in mask if field in value]
     return {
-        field: narrow(value[field], inner) if isinstance(inner := mask.get(field), Mapping) else value[field] for field in fields
+        field: (
+            narrow(value[field], inner)
+            if isinstance(inner := mask.get(field), Mapping)
+            else value[field]
+        )
+        for field in fields
     }
 
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""The backend over HTTP: OpenAI's routes, and the few of llama.cpp and vLLM that tell how many tokens a prompt has."""
+"""The backend over HTTP: OpenAI's routes, and the few of llama.cpp and vLLM that tell how many
+tokens a prompt has.
+"""
 
 import contextlib
 import json
@@ -20,8 +22,14 @@ TOKENIZE_TIMEOUT_SECONDS = 30.0
 
 JsonObject = dict[str, Any]
 
-# What backends call a prompt that is too long: llama.cpp's error type, OpenAI's code, and the words of vLLM's message.
-_OVERFLOW_WORDS = ("exceed_context_size_error", "context_length_exceeded", "maximum context length", "context size")
+# What backends call a prompt that is too long: llama.cpp's error type, OpenAI's code, and the words
+# of vLLM's message.
+_OVERFLOW_WORDS = (
+    "exceed_context_size_error",
+    "context_length_exceeded",
+    "maximum context length",
+    "context size",
+)
 
 
 class BackendKind(StrEnum):
@@ -46,15 +54,21 @@ class BackendRefusal(Exception):
     @property
     def is_context_overflow(self) -> bool:
         """Whether the prompt was too long."""
-        return self.status in (400, 413, 422) and any(word in self.message.lower() for word in _OVERFLOW_WORDS)
+        return self.status in (400, 413, 422) and any(
+            word in self.message.lower() for word in _OVERFLOW_WORDS
+        )
 
     @property
     def is_grammar_refusal(self) -> bool:
-        """Whether a request with a response format failed for that format, as far as the answer shows.
+        """Whether a request with a response format failed for that format, as far as the answer
+        shows.
 
-        llama.cpp answers 400 to a schema it cannot compile. Some builds fail later with a 500 that names the grammar.
+        llama.cpp answers 400 to a schema it cannot compile. Some builds fail later with a 500 that
+        names the grammar.
         """
-        return 400 <= self.status < 500 or any(word in self.message.lower() for word in ("grammar", "schema"))
+        return 400 <= self.status < 500 or any(
+            word in self.message.lower() for word in ("grammar", "schema")
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,16 +77,24 @@ class RenderedPrompt:
 
     token_count: int
     opens_reasoning: bool | None
-    """Whether the template itself opens the model's reasoning block; None when the text is not known."""
+    """Whether the template itself opens the model's reasoning block; None when the text is not
+    known.
+    """
 
 
 class Backend:
     """A connection to one backend; safe for several threads.
 
-    Every call raises ``BackendUnavailable`` or ``BackendRefusal``. ``kind`` is settled by the probe.
+    Every call raises ``BackendUnavailable`` or ``BackendRefusal``. ``kind`` is settled by the
+    probe.
     """
 
-    def __init__(self, backend_url: str, backend_key: str | None, transport: httpx.BaseTransport | None = None) -> None:
+    def __init__(
+        self,
+        backend_url: str,
+        backend_key: str | None,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
         self._url = backend_url.rstrip("/")
         self._root = self._url.removesuffix("/v1")
         headers = {"Authorization": f"Bearer {backend_key}"} if backend_key else {}
@@ -82,7 +104,9 @@ class Backend:
         """The entries of ``GET /v1/models``."""
         answer = self._call("GET", f"{self._url}/models", None, PROBE_TIMEOUT_SECONDS)
         data = answer.get("data")
-        return [model for model in data if isinstance(model, dict)] if isinstance(data, list) else []
+        return (
+            [model for model in data if isinstance(model, dict)] if isinstance(data, list) else []
+        )
 
     def find_props(self) -> JsonObject | None:
         """llama.cpp's ``GET /props``; None where the route does not exist."""
@@ -97,7 +121,9 @@ class Backend:
 
     def open_chat_stream(self, body: JsonObject, timeout_seconds: float) -> "ChatStream":
         """A chat completion to be read piece by piece; it is asked for when the reading begins."""
-        return ChatStream(self._client, f"{self._url}/chat/completions", body, _build_timeout(timeout_seconds))
+        return ChatStream(
+            self._client, f"{self._url}/chat/completions", body, _build_timeout(timeout_seconds)
+        )
 
     def complete(self, body: JsonObject, timeout_seconds: float) -> JsonObject:
         """Run a text completion; the answer as sent."""
@@ -106,18 +132,29 @@ class Backend:
     def find_chat_prompt(self, kind: BackendKind, body: JsonObject) -> RenderedPrompt | None:
         """Render and count a chat request without running it; None where the backend cannot."""
         if kind is BackendKind.LLAMA_CPP:
-            prompt = str(self._call("POST", f"{self._root}/apply-template", body, TOKENIZE_TIMEOUT_SECONDS).get("prompt") or "")
+            prompt = str(
+                self._call(
+                    "POST", f"{self._root}/apply-template", body, TOKENIZE_TIMEOUT_SECONDS
+                ).get("prompt")
+                or ""
+            )
             opens_reasoning = prompt.rstrip().endswith("<think>")
-            return RenderedPrompt(token_count=len(self._tokenize(kind, prompt, body)), opens_reasoning=opens_reasoning)
+            return RenderedPrompt(
+                token_count=len(self._tokenize(kind, prompt, body)), opens_reasoning=opens_reasoning
+            )
         if kind is BackendKind.VLLM:
             keys = ("model", "messages", "tools", "chat_template_kwargs")
             question = {key: body[key] for key in keys if key in body}
-            answer = self._call("POST", f"{self._root}/tokenize", question, TOKENIZE_TIMEOUT_SECONDS)
+            answer = self._call(
+                "POST", f"{self._root}/tokenize", question, TOKENIZE_TIMEOUT_SECONDS
+            )
             return RenderedPrompt(token_count=len(_require_tokens(answer)), opens_reasoning=None)
         return None
 
     def find_text_tokens(self, kind: BackendKind, prompt: str, model: str) -> list[int] | None:
-        """The tokens of a bare prompt, special ones included; None where the backend cannot tell."""
+        """The tokens of a bare prompt, special ones included; None where the backend cannot
+        tell.
+        """
         return None if kind is BackendKind.OTHER else self._tokenize(kind, prompt, {"model": model})
 
     def close(self) -> None:
@@ -128,11 +165,17 @@ class Backend:
         question: JsonObject = {"content": text, "add_special": True, "parse_special": True}
         if kind is BackendKind.VLLM:
             question = {"model": body.get("model"), "prompt": text}
-        return _require_tokens(self._call("POST", f"{self._root}/tokenize", question, TOKENIZE_TIMEOUT_SECONDS))
+        return _require_tokens(
+            self._call("POST", f"{self._root}/tokenize", question, TOKENIZE_TIMEOUT_SECONDS)
+        )
 
-    def _call(self, method: str, url: str, body: JsonObject | None, timeout_seconds: float) -> JsonObject:
+    def _call(
+        self, method: str, url: str, body: JsonObject | None, timeout_seconds: float
+    ) -> JsonObject:
         try:
-            response = self._client.request(method, url, json=body, timeout=_build_timeout(timeout_seconds))
+            response = self._client.request(
+                method, url, json=body, timeout=_build_timeout(timeout_seconds)
+            )
         except httpx.ReadTimeout as error:  # longer than the lease of the job
             raise BackendUnavailable(f"no answer within {timeout_seconds:.0f} s") from error
         except httpx.HTTPError as error:
@@ -141,9 +184,13 @@ class Backend:
 
 
 class ChatStream:
-    """One streamed chat completion. ``read_chunks`` runs in one thread; ``abort`` may be called from any."""
+    """One streamed chat completion. ``read_chunks`` runs in one thread; ``abort`` may be called
+    from any.
+    """
 
-    def __init__(self, client: httpx.Client, url: str, body: JsonObject, timeout: httpx.Timeout) -> None:
+    def __init__(
+        self, client: httpx.Client, url: str, body: JsonObject, timeout: httpx.Timeout
+    ) -> None:
         self._client, self._url, self._body, self._timeout = client, url, body, timeout
         self._lock = threading.Lock()
         self._response: httpx.Response | None = None
@@ -152,12 +199,15 @@ class ChatStream:
     def read_chunks(self) -> Iterator[JsonObject]:
         """The chunks up to ``[DONE]``, or to the end of the answer if a chunk had a finish reason.
 
-        A backend that does not stream and answers whole is read as one chunk. Ends early once aborted. Raises ``BackendRefusal``
-        for an error status and for an error that comes as a chunk, and ``BackendUnavailable`` for a stream that breaks off, is
-        silent longer than its time-out or cannot be read.
+        A backend that does not stream and answers whole is read as one chunk. Ends early once
+        aborted. Raises ``BackendRefusal`` for an error status and for an error that comes as a
+        chunk, and ``BackendUnavailable`` for a stream that breaks off, is silent longer than its
+        time-out or cannot be read.
         """
         try:
-            with self._client.stream("POST", self._url, json=self._body, timeout=self._timeout) as response:
+            with self._client.stream(
+                "POST", self._url, json=self._body, timeout=self._timeout
+            ) as response:
                 if not self._enter(response):
                     return
                 try:
@@ -172,14 +222,21 @@ class ChatStream:
                 raise
 
     def abort(self) -> None:
-        """End the stream, which makes the backend stop generating and wakes the thread that reads."""
+        """End the stream, which makes the backend stop generating and wakes the thread that
+        reads.
+        """
         with self._lock:
             self._is_aborted = True
-            network = self._response.extensions.get("network_stream") if self._response is not None else None
+            network = (
+                self._response.extensions.get("network_stream")
+                if self._response is not None
+                else None
+            )
             connection = network.get_extra_info("socket") if network is not None else None
             if connection is not None:
                 with contextlib.suppress(OSError):  # closed by the backend a moment ago
-                    connection.shutdown(socket.SHUT_RDWR)  # closing alone would not wake a thread inside recv
+                    # Closing alone would not wake a thread inside recv.
+                    connection.shutdown(socket.SHUT_RDWR)
 
     def _enter(self, response: httpx.Response) -> bool:
         with self._lock:
@@ -218,7 +275,9 @@ def _parse_chunk(event: Event) -> JsonObject:
     details = chunk.get("error", chunk) if isinstance(chunk, dict) else None
     code = details.get("code") if isinstance(details, dict) else None
     is_status = isinstance(code, int) and 400 <= code <= 599
-    raise BackendRefusal(int(str(code)) if is_status else httpx.codes.INTERNAL_SERVER_ERROR, _describe_error(chunk))
+    raise BackendRefusal(
+        int(str(code)) if is_status else httpx.codes.INTERNAL_SERVER_ERROR, _describe_error(chunk)
+    )
 
 
 def _build_only_chunk(completion: JsonObject) -> JsonObject:
@@ -253,10 +312,14 @@ def _require_object(status: int, content: bytes) -> JsonObject:
 
 
 def _describe_error(answer: object) -> str:
-    """Type, code and message of an error body, for the tests above; never the request, which backends may echo elsewhere."""
+    """Type, code and message of an error body, for the tests above; never the request, which
+    backends may echo elsewhere.
+    """
     error = answer.get("error", answer) if isinstance(answer, dict) else None
     if isinstance(error, dict):
-        return " ".join(str(error[key]) for key in ("type", "code", "message") if error.get(key) is not None)
+        return " ".join(
+            str(error[key]) for key in ("type", "code", "message") if error.get(key) is not None
+        )
     return error if isinstance(error, str) else ""
 
 

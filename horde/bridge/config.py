@@ -1,18 +1,24 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""What an operator decides about a bridge. The values come from the command line; nothing here reads the environment."""
+"""What an operator decides about a bridge. The values come from the command line; nothing here
+reads the environment.
+"""
 
 from dataclasses import dataclass, field
 
 from horde_sdk.generation_parameters.text.chat_policy import ChatFeature, ChatGuarantee
 from horde_sdk.worker.chat_declaration import IMAGE_PART_TRANSPORTS, ChatImageTransport
 
-BRIDGE_AGENT_NAME = "Horde Bridge"  # listed among the servers' validated backends, so it must not change
-DEFAULT_BRIDGE_AGENT = f"{BRIDGE_AGENT_NAME}:1:https://bridge.invalid"  # name:version:url; operators may put their own page
+# Listed among the servers' validated backends, so it must not change.
+BRIDGE_AGENT_NAME = "Horde Bridge"
+# name:version:url; operators may put their own page.
+DEFAULT_BRIDGE_AGENT = f"{BRIDGE_AGENT_NAME}:1:https://bridge.invalid"
 
 DEFAULT_MAX_LENGTH_TOKENS = 1024
-DEFAULT_GRACE_SECONDS = 30.0  # short enough for the stop time-outs of service managers, long enough for most replies
+# Short enough for the stop time-outs of service managers, long enough for most replies.
+DEFAULT_GRACE_SECONDS = 30.0
 
-# Not to be had from this worker, whatever the backend does: none applies a format only to the final answer.
+# Not to be had from this worker, whatever the backend does: none applies a format only to the final
+# answer.
 UNSERVED_FEATURES = frozenset({ChatFeature.TOOLS_WITH_RESPONSE_FORMAT})
 
 Declared = ChatFeature | ChatGuarantee
@@ -20,7 +26,9 @@ Declared = ChatFeature | ChatGuarantee
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BridgeConfig:
-    """One bridge: one horde, one backend, one model. Lengths are in tokens; None means what the backend reports."""
+    """One bridge: one horde, one backend, one model. Lengths are in tokens; None means what the
+    backend reports.
+    """
 
     api_url: str
     """Base of the horde's API, ending in ``/api``."""
@@ -57,7 +65,10 @@ class BridgeConfig:
             raise ValueError("A bridge that serves neither chat nor text jobs has nothing to do.")
         if not 1 <= self.threads <= 50:
             raise ValueError("The number of threads lies between 1 and 50.")
-        for name, tokens in (("max-length", self.max_length), ("max-context-length", self.max_context_length)):
+        for name, tokens in (
+            ("max-length", self.max_length),
+            ("max-context-length", self.max_context_length),
+        ):
             if tokens is not None and tokens < 1:
                 raise ValueError(f"{name} is at least 1.")
         if self.tools_max_temperature is not None and self.tools_max_temperature < 0:
@@ -65,6 +76,9 @@ class BridgeConfig:
         if unserved := self.supports & UNSERVED_FEATURES:
             raise ValueError(f"This worker does not serve {', '.join(sorted(unserved))}.")
         if not self.image_transports & IMAGE_PART_TRANSPORTS:
-            raise ValueError("An image-transport of url or base64 is needed: messages_url alone brings no images.")
+            raise ValueError(
+                "An image-transport of url or base64 is needed: messages_url alone brings no"
+                " images."
+            )
         if self.bridge_agent.count(":") < 2:
             raise ValueError("bridge-agent has three parts, name:version:url.")

@@ -7,14 +7,17 @@ import httpx
 
 POP_TIMEOUT_SECONDS = 60.0  # a busy horde may hold a pop for some 40 s
 SUBMIT_TIMEOUT_SECONDS = 60.0
-PROGRESS_TIMEOUT_SECONDS = 10.0  # a post is answered in milliseconds, and the reply's submit waits for the one under way
+# A post is answered in milliseconds, and the reply's submit waits for the one under way.
+PROGRESS_TIMEOUT_SECONDS = 10.0
 CONNECT_TIMEOUT_SECONDS = 10.0
 
 JsonObject = dict[str, Any]
 
 
 class HordeUnavailable(Exception):
-    """No usable answer: the network, a time-out, a 5xx, a rate limit, or a body that is not JSON. Trying again is right."""
+    """No usable answer: the network, a time-out, a 5xx, a rate limit, or a body that is not JSON.
+    Trying again is right.
+    """
 
     def __init__(self, message: str, retry_after_seconds: float | None = None) -> None:
         super().__init__(message)
@@ -22,7 +25,9 @@ class HordeUnavailable(Exception):
 
 
 class HordeRefusal(Exception):
-    """A 4xx of the horde. ``rc`` is its code, empty when it sent none; ``answer`` is the whole body."""
+    """A 4xx of the horde. ``rc`` is its code, empty when it sent none; ``answer`` is the whole
+    body.
+    """
 
     def __init__(self, status: int, rc: str, message: str, answer: JsonObject) -> None:
         super().__init__(f"{status} {rc}: {message}")
@@ -32,24 +37,41 @@ class HordeRefusal(Exception):
 class HordeApi:
     """A worker's connection to one horde; safe for several threads."""
 
-    def __init__(self, api_url: str, api_key: str, bridge_agent: str, transport: httpx.BaseTransport | None = None) -> None:
+    def __init__(
+        self,
+        api_url: str,
+        api_key: str,
+        bridge_agent: str,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
         headers = {"apikey": api_key, "Client-Agent": bridge_agent}
         self._client = httpx.Client(base_url=api_url, headers=headers, transport=transport)
 
     def pop(self, body: JsonObject) -> JsonObject | None:
-        """Ask for a job; None when there is none. Raises ``HordeUnavailable`` or ``HordeRefusal``."""
+        """Ask for a job; None when there is none. Raises ``HordeUnavailable`` or
+        ``HordeRefusal``.
+        """
         answer = self._post("/v2/generate/text/pop", body, POP_TIMEOUT_SECONDS)
         return answer if answer.get("id") else None
 
     def post_progress(self, body: JsonObject) -> bool:
-        """Post what a streamed job wrote since its last post: ``{id, seq, delta}``. Whether the request was cancelled.
+        """Post what a streamed job wrote since its last post: ``{id, seq, delta}``. Whether the
+        request was cancelled.
 
-        Raises ``HordeUnavailable`` or ``HordeRefusal``; after the former the same body may be sent again.
+        Raises ``HordeUnavailable`` or ``HordeRefusal``; after the former the same body may be sent
+        again.
         """
-        return self._post("/v2/generate/text/progress", body, PROGRESS_TIMEOUT_SECONDS).get("cancelled") is True
+        return (
+            self._post("/v2/generate/text/progress", body, PROGRESS_TIMEOUT_SECONDS).get(
+                "cancelled"
+            )
+            is True
+        )
 
     def submit(self, body: JsonObject) -> float:
-        """Hand in a reply or a fault; the reward in kudos. Raises ``HordeUnavailable`` or ``HordeRefusal``."""
+        """Hand in a reply or a fault; the reward in kudos. Raises ``HordeUnavailable`` or
+        ``HordeRefusal``.
+        """
         reward = self._post("/v2/generate/text/submit", body, SUBMIT_TIMEOUT_SECONDS).get("reward")
         return float(reward) if isinstance(reward, int | float) else 0.0
 
@@ -66,11 +88,20 @@ class HordeApi:
         answer = _parse_object(response)
         if response.is_success and answer is not None:
             return answer
-        if response.is_client_error and response.status_code != httpx.codes.TOO_MANY_REQUESTS and answer is not None:
+        if (
+            response.is_client_error
+            and response.status_code != httpx.codes.TOO_MANY_REQUESTS
+            and answer is not None
+        ):
             raise HordeRefusal(
-                response.status_code, str(answer.get("rc") or ""), str(answer.get("message") or answer.get("errors")), answer
+                response.status_code,
+                str(answer.get("rc") or ""),
+                str(answer.get("message") or answer.get("errors")),
+                answer,
             )
-        raise HordeUnavailable(f"HTTP {response.status_code}", _parse_retry_after(response.headers.get("Retry-After")))
+        raise HordeUnavailable(
+            f"HTTP {response.status_code}", _parse_retry_after(response.headers.get("Retry-After"))
+        )
 
 
 def _parse_object(response: httpx.Response) -> JsonObject | None:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""What a chat job keeps elsewhere: its images, or all of its messages, behind signed URLs of the horde's object store.
+"""What a chat job keeps elsewhere: its images, or all of its messages, behind signed URLs of the
+horde's object store.
 
-A store may be slow, away or broken, and a horde may name any address. So each fetch is bounded in bytes and time, follows few
-redirects, sends nothing of this worker's, and uses no proxy of the environment. URLs are secrets and never logged.
+A store may be slow, away or broken, and a horde may name any address. So each fetch is bounded in
+bytes and time, follows few redirects, sends nothing of this worker's, and uses no proxy of the
+environment. URLs are secrets and never logged.
 """
 
 import base64
@@ -18,9 +20,11 @@ from typing import Any
 import httpx
 
 MAX_IMAGES_BYTES = 25 * 1024 * 1024  # the contract's bound of a request's stored images
-MAX_MESSAGES_BYTES = 36 * 1024 * 1024  # the contract's bound of a request, which the decoded array stays under
+# The contract's bound of a request, which the decoded array stays under.
+MAX_MESSAGES_BYTES = 36 * 1024 * 1024
 MAX_REDIRECTS = 3
-FETCH_SECONDS = 45.0  # for all inputs of a job, with retries: most of the lease belongs to the backend
+# For all inputs of a job, with retries: most of the lease belongs to the backend.
+FETCH_SECONDS = 45.0
 PHASE_SECONDS = 10.0  # to connect, and between two reads
 RETRY_SECONDS = (0.5, 2.0)
 
@@ -36,14 +40,17 @@ class _Unavailable(Exception):
 
 
 class InputFetcher:
-    """Fetches the inputs of jobs; safe for several threads. Every call raises ``InputUnavailable``."""
+    """Fetches the inputs of jobs; safe for several threads. Every call raises
+    ``InputUnavailable``.
+    """
 
     def __init__(self, transport: httpx.BaseTransport | None = None) -> None:
         self._client = httpx.Client(
             transport=transport,
             trust_env=False,
             timeout=PHASE_SECONDS,
-            limits=httpx.Limits(max_keepalive_connections=0),  # `_ending_at` hears of new connections alone
+            # `_ending_at` hears of new connections alone.
+            limits=httpx.Limits(max_keepalive_connections=0),
         )
 
     def fetch_messages(self, url: object) -> list[dict[str, Any]]:
@@ -53,12 +60,16 @@ class InputFetcher:
             messages = json.loads(body)
         except (ValueError, RecursionError) as error:
             raise InputUnavailable("the messages are not JSON") from error
-        if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        if not isinstance(messages, list) or not all(
+            isinstance(message, dict) for message in messages
+        ):
             raise InputUnavailable("the messages are no array of objects")
         return messages
 
     def inline_images(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """The messages with each image as a data URL, which every backend reads; what is not an image is kept as it is."""
+        """The messages with each image as a data URL, which every backend reads; what is not an
+        image is kept as it is.
+        """
         deadline = time.monotonic() + FETCH_SECONDS
         room = MAX_IMAGES_BYTES
         inlined = []
@@ -68,9 +79,14 @@ class InputFetcher:
                 parts = []
                 for part in content:
                     if is_image_part(part) and not _is_data_url(part["image_url"].get("url")):
-                        image = self._fetch(_require_url(part["image_url"].get("url")), room, deadline)
+                        image = self._fetch(
+                            _require_url(part["image_url"].get("url")), room, deadline
+                        )
                         room -= len(image)
-                        part = {**part, "image_url": {**part["image_url"], "url": _build_data_url(image)}}
+                        part = {
+                            **part,
+                            "image_url": {**part["image_url"], "url": _build_data_url(image)},
+                        }
                     parts.append(part)
                 message = {**message, "content": parts}
             inlined.append(dict(message))
@@ -87,7 +103,10 @@ class InputFetcher:
             try:
                 return self._follow(url, max_bytes, deadline)
             except _Unavailable as error:
-                if failures == len(RETRY_SECONDS) or time.monotonic() + RETRY_SECONDS[failures] >= deadline:
+                if (
+                    failures == len(RETRY_SECONDS)
+                    or time.monotonic() + RETRY_SECONDS[failures] >= deadline
+                ):
                     raise InputUnavailable(str(error)) from error
             time.sleep(RETRY_SECONDS[failures])
             failures += 1
@@ -95,11 +114,14 @@ class InputFetcher:
     def _follow(self, url: httpx.URL, max_bytes: int, deadline: float) -> bytes:
         for _ in range(MAX_REDIRECTS + 1):
             try:
-                # Only gzip is decoded here. A header of one's own is no part of what a presigned URL signs.
+                # Only gzip is decoded here. A header of one's own is no part of what a presigned
+                # URL signs.
                 headers = {"Accept-Encoding": "gzip"}
                 with (
                     _ending_at(deadline) as trace,
-                    self._client.stream("GET", url, headers=headers, extensions={"trace": trace}) as response,
+                    self._client.stream(
+                        "GET", url, headers=headers, extensions={"trace": trace}
+                    ) as response,
                 ):
                     if not response.is_redirect:
                         return _read_body(response, max_bytes, deadline)
@@ -111,13 +133,14 @@ class InputFetcher:
 
 @contextmanager
 def _ending_at(deadline: float) -> Iterator[Callable[[str, Mapping[str, Any]], None]]:
-    """A trace for httpx that cuts the request's connection at the deadline: of a header that trickles, each byte would be
-    granted a time-out of its own."""
+    """A trace for httpx that cuts the request's connection at the deadline: of a header that
+    trickles, each byte would be granted a time-out of its own."""
     connections: list[socket.socket] = []
 
     def trace(event: str, info: Mapping[str, Any]) -> None:
         if event == "connection.connect_tcp.complete":
-            connections.append(info["return_value"].get_extra_info("socket").dup())  # TLS takes the socket itself away
+            # TLS takes the socket itself away.
+            connections.append(info["return_value"].get_extra_info("socket").dup())
             if time.monotonic() >= deadline:
                 cut()
 
@@ -140,7 +163,11 @@ def _ending_at(deadline: float) -> Iterator[Callable[[str, Mapping[str, Any]], N
 
 def is_image_part(part: object) -> bool:
     """Whether a part of a message's content is an image."""
-    return isinstance(part, dict) and part.get("type") == "image_url" and isinstance(part.get("image_url"), dict)
+    return (
+        isinstance(part, dict)
+        and part.get("type") == "image_url"
+        and isinstance(part.get("image_url"), dict)
+    )
 
 
 def leave_out_images(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -167,7 +194,9 @@ def _read_body(response: httpx.Response, max_bytes: int, deadline: float) -> byt
 
 
 def _check_time(parts: Iterable[bytes], deadline: float) -> Iterator[bytes]:
-    """The parts, for as long as there is time: a store that trickles never meets a client's own time-out."""
+    """The parts, for as long as there is time: a store that trickles never meets a client's own
+    time-out.
+    """
     for part in parts:
         if time.monotonic() > deadline:
             raise InputUnavailable("too slow")
@@ -184,7 +213,9 @@ def _join(parts: Iterable[bytes], max_bytes: int) -> bytes:
 
 
 def _decompress(parts: Iterable[bytes], max_bytes: int) -> Iterator[bytes]:
-    """The decompressed parts, each no larger than the bound: a few kilobytes can unfold into gigabytes."""
+    """The decompressed parts, each no larger than the bound: a few kilobytes can unfold into
+    gigabytes.
+    """
     decompressor = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
     try:
         for part in parts:
@@ -208,7 +239,9 @@ def _require_url(url: object) -> httpx.URL:
 
 
 def _require_next_url(url: httpx.URL, response: httpx.Response) -> httpx.URL:
-    """Where a redirect leads; never from https to http, where the signature could be read on its way."""
+    """Where a redirect leads; never from https to http, where the signature could be read on its
+    way.
+    """
     try:
         next_url = _require_url(str(url.join(response.headers.get("Location", ""))))
     except (httpx.InvalidURL, UnicodeError, ValueError) as error:
@@ -223,7 +256,9 @@ def _is_data_url(url: object) -> bool:
 
 
 def _build_data_url(image: bytes) -> str:
-    media_type = next((name for signature, name in _SIGNATURES.items() if image.startswith(signature)), None)
+    media_type = next(
+        (name for signature, name in _SIGNATURES.items() if image.startswith(signature)), None
+    )
     if media_type is None:
         raise InputUnavailable("the image is neither JPEG nor PNG")
     return f"data:{media_type};base64,{base64.b64encode(image).decode('ascii')}"

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """One job: from what the horde popped to the body to submit.
 
-``serve_chat_job`` and ``serve_text_job`` return the finished submit, or raise ``JobFault`` for a job this worker gives back,
-``BackendUnavailable`` when the backend is gone, or ``JobAbandoned`` for a streamed job that needs no submit any more.
+``serve_chat_job`` and ``serve_text_job`` return the finished submit, or raise ``JobFault`` for a
+job this worker gives back, ``BackendUnavailable`` when the backend is gone, or ``JobAbandoned`` for
+a streamed job that needs no submit any more.
 """
 
 from collections.abc import Mapping
@@ -35,7 +36,8 @@ from horde.bridge.streamed_reply import StreamedReply
 from horde.bridge.streaming import StreamedGeneration
 from horde.bridge.tool_grammar import build_tool_call_schema, parse_forced_call
 
-# Sampling keys beyond OpenAI's are spelled differently by each backend: the payload's name, then theirs.
+# Sampling keys beyond OpenAI's are spelled differently by each backend: the payload's name, then
+# theirs.
 _CHAT_SAMPLING = {
     BackendKind.LLAMA_CPP: {"top_k": "top_k", "min_p": "min_p", "rep_pen": "repeat_penalty"},
     BackendKind.VLLM: {"top_k": "top_k", "min_p": "min_p", "rep_pen": "repetition_penalty"},
@@ -54,12 +56,16 @@ _TEXT_SAMPLING = {
 
 
 class JobFault(Exception):
-    """This worker cannot serve the job. ``detail`` is for the worker's log and holds nothing of the request.
+    """This worker cannot serve the job. ``detail`` is for the worker's log and holds nothing of the
+    request.
 
-    ``reason`` is None where the horde has no word for it. ``is_backend_trouble`` says that the next job may fare the same.
+    ``reason`` is None where the horde has no word for it. ``is_backend_trouble`` says that the next
+    job may fare the same.
     """
 
-    def __init__(self, reason: ChatFaultReason | None, detail: str, *, is_backend_trouble: bool = False) -> None:
+    def __init__(
+        self, reason: ChatFaultReason | None, detail: str, *, is_backend_trouble: bool = False
+    ) -> None:
         super().__init__(detail)
         self.reason, self.detail, self.is_backend_trouble = reason, detail, is_backend_trouble
 
@@ -81,7 +87,9 @@ class Job:
         return self.is_chat and isinstance(payload, dict) and payload.get("stream_progress") is True
 
     def build_fault(self, reason: ChatFaultReason | None) -> JsonObject:
-        """The submit that gives the job back. A text job's form is the one text workers send, which carries no reason."""
+        """The submit that gives the job back. A text job's form is the one text workers send, which
+        carries no reason.
+        """
         if not self.is_chat:
             return {"id": self.job_id, "state": "faulted", "generation": "faulted"}
         if reason is None:
@@ -101,7 +109,11 @@ class Connections:
 def parse_job(answer: JsonObject, plan: ServingPlan) -> Job:
     """Read a pop's answer that has an ``id``."""
     lease_seconds = answer.get("ttl")
-    has_lease = isinstance(lease_seconds, int | float) and not isinstance(lease_seconds, bool) and lease_seconds > 0
+    has_lease = (
+        isinstance(lease_seconds, int | float)
+        and not isinstance(lease_seconds, bool)
+        and lease_seconds > 0
+    )
     return Job(
         job_id=str(answer["id"]),
         is_chat=answer.get("chat") is True,
@@ -113,7 +125,11 @@ def parse_job(answer: JsonObject, plan: ServingPlan) -> Job:
 
 def serve_job(job: Job, connections: Connections, plan: ServingPlan) -> JsonObject:
     """Serve a job of either kind; the submit's body."""
-    return serve_chat_job(job, connections, plan) if job.is_chat else serve_text_job(job, connections.backend, plan)
+    return (
+        serve_chat_job(job, connections, plan)
+        if job.is_chat
+        else serve_text_job(job, connections.backend, plan)
+    )
 
 
 def serve_chat_job(job: Job, connections: Connections, plan: ServingPlan) -> JsonObject:
@@ -123,14 +139,24 @@ def serve_chat_job(job: Job, connections: Connections, plan: ServingPlan) -> Jso
     forces_call = is_call_forced_by_schema(chat, plan)
     body = build_chat_body(chat, plan, forces_call=forces_call)
     try:
-        # Images are counted by nobody but the backend, and not worth fetching for a text that does not fit.
-        prompt = backend.find_chat_prompt(plan.profile.kind, {**body, "messages": leave_out_images(body["messages"])})
+        # Images are counted by nobody but the backend, and not worth fetching for a text that does
+        # not fit.
+        prompt = backend.find_chat_prompt(
+            plan.profile.kind, {**body, "messages": leave_out_images(body["messages"])}
+        )
         check_prompt_fits(prompt, chat, plan)
         opens_reasoning = prompt.opens_reasoning if prompt else None
         body["messages"] = fetch_images(body["messages"], connections.inputs)
         if job.is_streamed:
             post = connections.post_progress
-            reply = stream_chat(job, backend, body, post, opens_reasoning=opens_reasoning, posts_content=not forces_call)
+            reply = stream_chat(
+                job,
+                backend,
+                body,
+                post,
+                opens_reasoning=opens_reasoning,
+                posts_content=not forces_call,
+            )
         else:
             reply = run_chat(job, backend, body, opens_reasoning=opens_reasoning)
     except BackendRefusal as refusal:
@@ -170,7 +196,9 @@ def fetch_images(messages: list[JsonObject], inputs: InputFetcher) -> list[JsonO
         raise JobFault(None, f"image: {error}") from error
 
 
-def run_chat(job: Job, backend: Backend, body: JsonObject, *, opens_reasoning: bool | None) -> ChatReply:
+def run_chat(
+    job: Job, backend: Backend, body: JsonObject, *, opens_reasoning: bool | None
+) -> ChatReply:
     """Generate a reply in one piece."""
     completion = backend.chat(body, job.lease.seconds_left)
     try:
@@ -180,9 +208,17 @@ def run_chat(job: Job, backend: Backend, body: JsonObject, *, opens_reasoning: b
 
 
 def stream_chat(
-    job: Job, backend: Backend, body: JsonObject, post: PostProgress, *, opens_reasoning: bool | None, posts_content: bool
+    job: Job,
+    backend: Backend,
+    body: JsonObject,
+    post: PostProgress,
+    *,
+    opens_reasoning: bool | None,
+    posts_content: bool,
 ) -> ChatReply:
-    """Generate a reply piece by piece and post what is there; the reply begins with what was posted."""
+    """Generate a reply piece by piece and post what is there; the reply begins with what was
+    posted.
+    """
     body = {**body, "stream": True, "stream_options": {"include_usage": True}}
     generation = StreamedGeneration(
         backend.open_chat_stream(body, job.lease.seconds_left),
@@ -195,35 +231,46 @@ def stream_chat(
 
 
 def parse_chat_job(job: Job, plan: ServingPlan) -> ChatJobPayload:
-    """Read the payload and hold it against the declaration; the horde should not have sent what does not match.
+    """Read the payload and hold it against the declaration; the horde should not have sent what
+    does not match.
 
-    Only features and limits are compared. A payload does not say its conformance, so a guarantee this worker does not declare may
-    simply not have been asked for.
+    Only features and limits are compared. A payload does not say its conformance, so a guarantee
+    this worker does not declare may simply not have been asked for.
     """
     limits = plan.declaration.limits
     try:
         chat = ChatJobPayload.from_pop(job.body)
         requirements = chat_request_requirements(job.body["payload"])
     except (KeyError, TypeError, ValueError) as error:
-        raise JobFault(ChatFaultReason.GENERATION_ERROR, f"unreadable payload: {type(error).__name__}") from error
+        raise JobFault(
+            ChatFaultReason.GENERATION_ERROR, f"unreadable payload: {type(error).__name__}"
+        ) from error
     if limits is None:
         raise JobFault(ChatFaultReason.GENERATION_ERROR, "a chat job for a worker that takes none")
-    declared = {value.value for value in plan.declaration.features} | {guarantee.value for guarantee in ChatGuarantee}
-    if (gap := chat_service_gap(requirements, declared, limits)) or (missing := chat.undeclared_features(plan.declaration)):
+    declared = {value.value for value in plan.declaration.features} | {
+        guarantee.value for guarantee in ChatGuarantee
+    }
+    if (gap := chat_service_gap(requirements, declared, limits)) or (
+        missing := chat.undeclared_features(plan.declaration)
+    ):
         names = (*gap.missing_declarations, *gap.exceeded_limits) if gap else sorted(missing)
         raise JobFault(ChatFaultReason.GENERATION_ERROR, f"not declared: {', '.join(names)}")
     return chat
 
 
 def is_call_forced_by_schema(chat: ChatJobPayload, plan: ServingPlan) -> bool:
-    """Whether the bridge has to enforce the tool choice. Only llama.cpp needs it; others are taken at the operator's word."""
+    """Whether the bridge has to enforce the tool choice. Only llama.cpp needs it; others are taken
+    at the operator's word.
+    """
     mode = chat.requirements.traits.tool_choice_mode
     forces = bool(chat.tools) and mode in (ChatToolChoiceMode.REQUIRED, ChatToolChoiceMode.FUNCTION)
     return forces and plan.profile.kind is BackendKind.LLAMA_CPP
 
 
 def build_chat_body(chat: ChatJobPayload, plan: ServingPlan, *, forces_call: bool) -> JsonObject:
-    """The backend's request. Every sampling value is sent, so that no default of the backend applies."""
+    """The backend's request. Every sampling value is sent, so that no default of the backend
+    applies.
+    """
     body: JsonObject = {
         "model": plan.profile.backend_model,
         "messages": [_drop_nulls(message) for message in chat.messages],
@@ -236,7 +283,11 @@ def build_chat_body(chat: ChatJobPayload, plan: ServingPlan, *, forces_call: boo
     }
     for payload_key, backend_key in _CHAT_SAMPLING[plan.profile.kind].items():
         body[backend_key] = getattr(chat, payload_key)
-    optional = {"stop": chat.stop_sequence, "seed": chat.seed, "response_format": chat.response_format}
+    optional = {
+        "stop": chat.stop_sequence,
+        "seed": chat.seed,
+        "response_format": chat.response_format,
+    }
     body |= {key: value for key, value in optional.items() if value is not None}
     if chat.reasoning_effort is not None:
         body["reasoning_effort"] = chat.reasoning_effort
@@ -248,13 +299,18 @@ def build_chat_body(chat: ChatJobPayload, plan: ServingPlan, *, forces_call: boo
 
 
 def _build_tool_keys(chat: ChatJobPayload, *, forces_call: bool) -> JsonObject:
-    """The tools, so that the template renders them; a forced call is asked for as JSON instead of as a call."""
+    """The tools, so that the template renders them; a forced call is asked for as JSON instead of
+    as a call.
+    """
     keys: JsonObject = {"tools": list(chat.tools or ())}
     if forces_call:
         schema = build_tool_call_schema(keys["tools"])
         return keys | {
             "tool_choice": "none",
-            "response_format": {"type": "json_schema", "json_schema": {"name": "tool_call", "strict": True, "schema": schema}},
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "tool_call", "strict": True, "schema": schema},
+            },
         }
     if chat.tool_choice is not None:
         keys["tool_choice"] = chat.tool_choice
@@ -264,14 +320,20 @@ def _build_tool_keys(chat: ChatJobPayload, *, forces_call: bool) -> JsonObject:
 
 
 def _drop_nulls(message: Mapping[str, Any]) -> JsonObject:
-    """A null content stays, beside calls it is the rule; any other null key makes llama.cpp answer 500."""
+    """A null content stays, beside calls it is the rule; any other null key makes llama.cpp answer
+    500.
+    """
     return {key: value for key, value in message.items() if value is not None or key == "content"}
 
 
-def check_prompt_fits(prompt: RenderedPrompt | None, chat: ChatJobPayload, plan: ServingPlan) -> None:
-    """Give back a job whose prompt is over the request's context, or leaves no room for the reply in the worker's.
+def check_prompt_fits(
+    prompt: RenderedPrompt | None, chat: ChatJobPayload, plan: ServingPlan
+) -> None:
+    """Give back a job whose prompt is over the request's context, or leaves no room for the reply
+    in the worker's.
 
-    A prompt nobody can count passes: what happens then is the backend's word, and declared only if the operator vouches for it.
+    A prompt nobody can count passes: what happens then is the backend's word, and declared only if
+    the operator vouches for it.
     """
     if prompt is None:
         return
@@ -286,10 +348,15 @@ def build_refusal_fault(refusal: BackendRefusal, *, is_constrained: bool) -> Job
     if refusal.is_context_overflow:
         return JobFault(ChatFaultReason.PROMPT_OVERFLOW, "refused by the backend")
     if is_constrained and refusal.is_grammar_refusal:
-        return JobFault(ChatFaultReason.UNBUILDABLE_GRAMMAR, f"the backend answered {refusal.status}")
+        return JobFault(
+            ChatFaultReason.UNBUILDABLE_GRAMMAR, f"the backend answered {refusal.status}"
+        )
     detail = f"the backend answered {refusal.status}"
-    # 400 is about this request. Anything else (no such model, not allowed, overloaded, crashed) is about the backend.
-    return JobFault(ChatFaultReason.GENERATION_ERROR, detail, is_backend_trouble=refusal.status != 400)
+    # 400 is about this request. Anything else (no such model, not allowed, overloaded, crashed) is
+    # about the backend.
+    return JobFault(
+        ChatFaultReason.GENERATION_ERROR, detail, is_backend_trouble=refusal.status != 400
+    )
 
 
 def build_forced_reply(reply: ChatReply) -> ChatReply:
@@ -307,30 +374,41 @@ def build_forced_reply(reply: ChatReply) -> ChatReply:
 
 
 def limit_calls(reply: ChatReply, chat: ChatJobPayload) -> ChatReply:
-    """Keep the first call where the client wants no parallel ones: that is what ``single_tool_call_enforced`` promises."""
+    """Keep the first call where the client wants no parallel ones: that is what
+    ``single_tool_call_enforced`` promises.
+    """
     if chat.requirements.traits.parallel_tool_calls or len(reply.tool_calls) < 2:
         return reply
     return replace(reply, tool_calls=reply.tool_calls[:1])
 
 
 def check_reply_tools(reply: ChatReply, chat: ChatJobPayload) -> None:
-    """Give back a reply that calls what was not offered, or calls nothing where a call is required."""
+    """Give back a reply that calls what was not offered, or calls nothing where a call is
+    required.
+    """
     offered = {tool["function"]["name"] for tool in chat.tools or ()}
     if any(call["function"]["name"] not in offered for call in reply.tool_calls):
         raise JobFault(ChatFaultReason.TOOL_VIOLATION, "a call to a function that was not offered")
-    needs_call = offered and chat.requirements.traits.tool_choice_mode is not ChatToolChoiceMode.AUTO
+    needs_call = (
+        offered and chat.requirements.traits.tool_choice_mode is not ChatToolChoiceMode.AUTO
+    )
     if needs_call and not reply.tool_calls:
         raise JobFault(ChatFaultReason.TOOL_VIOLATION, "no call in a reply that needs one")
 
 
 def check_reply_schema(reply: ChatReply, chat: ChatJobPayload) -> None:
-    """Give back a reply that a strict schema rules out: the backend's grammar left a part of the schema out.
+    """Give back a reply that a strict schema rules out: the backend's grammar left a part of the
+    schema out.
 
-    A reply cut at its length is not judged. It is unfinished JSON by necessity: a strict request has it refused by the horde,
-    which records why, and any other client gets what OpenAI would send.
+    A reply cut at its length is not judged. It is unfinished JSON by necessity: a strict request
+    has it refused by the horde, which records why, and any other client gets what OpenAI would
+    send.
     """
     traits = chat.requirements.traits
-    if traits.response_format_type is not ChatResponseFormatType.JSON_SCHEMA or not traits.strict_schema:
+    if (
+        traits.response_format_type is not ChatResponseFormatType.JSON_SCHEMA
+        or not traits.strict_schema
+    ):
         return
     if reply.finish_reason is ChatFinishReason.LENGTH or (reply.tool_calls and not reply.content):
         return
@@ -359,15 +437,26 @@ def serve_text_job(job: Job, backend: Backend, plan: ServingPlan) -> JsonObject:
 
 
 def build_text_body(payload: JsonObject, plan: ServingPlan) -> JsonObject:
-    """The backend's request without its prompt. What the client left out stays the backend's choice."""
+    """The backend's request without its prompt. What the client left out stays the backend's
+    choice.
+    """
     kind = plan.profile.kind
-    names = {"temperature": "temperature", "top_p": "top_p", **_CHAT_SAMPLING[kind], **_TEXT_SAMPLING[kind]}
+    names = {
+        "temperature": "temperature",
+        "top_p": "top_p",
+        **_CHAT_SAMPLING[kind],
+        **_TEXT_SAMPLING[kind],
+    }
     body: JsonObject = {
         "model": plan.profile.backend_model,
-        "max_tokens": min(_read_tokens(payload.get("max_length")) or plan.max_length, plan.max_length),
+        "max_tokens": min(
+            _read_tokens(payload.get("max_length")) or plan.max_length, plan.max_length
+        ),
         "stream": False,
     }
-    body |= {theirs: payload[ours] for ours, theirs in names.items() if payload.get(ours) is not None}
+    body |= {
+        theirs: payload[ours] for ours, theirs in names.items() if payload.get(ours) is not None
+    }
     stops = list(payload.get("stop_sequence") or ())
     if payload.get("singleline"):
         stops.append("\n")
@@ -376,14 +465,21 @@ def build_text_body(payload: JsonObject, plan: ServingPlan) -> JsonObject:
     return body
 
 
-def fit_text_prompt(payload: JsonObject, backend: Backend, plan: ServingPlan, *, max_length: int) -> str | list[int]:
-    """The prompt, or its last tokens when it does not fit: text clients send whole stories and expect the beginning to go.
+def fit_text_prompt(
+    payload: JsonObject, backend: Backend, plan: ServingPlan, *, max_length: int
+) -> str | list[int]:
+    """The prompt, or its last tokens when it does not fit: text clients send whole stories and
+    expect the beginning to go.
 
-    The leading special tokens stay, since models run badly without them. A backend that cannot count gets the prompt whole.
+    The leading special tokens stay, since models run badly without them. A backend that cannot
+    count gets the prompt whole.
     """
     prompt: str = payload["prompt"]
     profile = plan.profile
-    context_tokens = min(_read_tokens(payload.get("max_context_length")) or profile.context_tokens, profile.context_tokens)
+    context_tokens = min(
+        _read_tokens(payload.get("max_context_length")) or profile.context_tokens,
+        profile.context_tokens,
+    )
     room = max(context_tokens - max_length, 1)
     tokens = backend.find_text_tokens(profile.kind, prompt, profile.backend_model)
     if tokens is None or len(tokens) <= room:

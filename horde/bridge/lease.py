@@ -9,7 +9,9 @@ MIN_BACKEND_SECONDS = 5.0
 
 
 class Lease:
-    """A job's lease, in seconds of ``time.monotonic``. One thread renews it, others may look at it."""
+    """A job's lease, in seconds of ``time.monotonic``. One thread renews it, others may look at
+    it.
+    """
 
     def __init__(self, seconds: float = DEFAULT_LEASE_SECONDS) -> None:
         self._seconds = seconds

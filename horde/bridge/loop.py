@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """The bridge's threads: pop, serve, submit, again; and how they stop.
 
-Each thread has one job at a time. Threads share the serving plan, which is probed again after the backend was gone, since it may
-have come back with another model. The main thread waits for a signal and, after the grace period, gives back what still runs.
+Each thread has one job at a time. Threads share the serving plan, which is probed again after the
+backend was gone, since it may have come back with another model. The main thread waits for a signal
+and, after the grace period, gives back what still runs.
 """
 
 import queue
@@ -24,7 +25,8 @@ from horde.bridge.progress import JobAbandoned
 from horde.bridge.streaming import UNREADABLE_ERRORS
 from horde.logger import get_logger
 
-IDLE_STEPS = ((25, 3.0), (10, 2.0), (0, 1.0))  # after so many empty pops, seconds between two; the pace of other text workers
+# After so many empty pops, seconds between two; the pace of other text workers.
+IDLE_STEPS = ((25, 3.0), (10, 2.0), (0, 1.0))
 JITTER_SHARE = 0.2  # keeps threads and workers from popping in step
 FIRST_RETRY_SECONDS = 1.0
 MAX_RETRY_SECONDS = 60.0
@@ -35,7 +37,8 @@ LAST_SUBMIT_SECONDS = 5.0  # for submits under way when the grace period ends
 
 EXIT_STOPPED, EXIT_REFUSED = 0, 1
 
-# Refusals that waiting does not cure. Before the first successful pop they end the bridge: its operator is watching.
+# Refusals that waiting does not cure. Before the first successful pop they end the bridge: its
+# operator is watching.
 CONFIGURATION_REFUSALS = frozenset(
     {
         "AnonForbiddenWorker",
@@ -48,7 +51,8 @@ CONFIGURATION_REFUSALS = frozenset(
         "WrongCredentials",
     }
 )
-# The job is settled already: by an earlier submit whose answer was lost, or by the horde, which gave up on it.
+# The job is settled already: by an earlier submit whose answer was lost, or by the horde, which
+# gave up on it.
 SETTLED_REFUSALS = frozenset({"AbortedGen", "DuplicateGen", "InvalidJobID"})
 
 logger = get_logger(__name__)
@@ -82,10 +86,15 @@ class RunningJob:
 class Bridge:
     """One worker: ``run`` blocks until stopped and returns the process's exit code."""
 
-    def __init__(self, config: BridgeConfig, horde: HordeApi, backend: Backend, inputs: InputFetcher) -> None:
+    def __init__(
+        self, config: BridgeConfig, horde: HordeApi, backend: Backend, inputs: InputFetcher
+    ) -> None:
         self._config, self._horde, self._backend = config, horde, backend
-        self._connections = Connections(backend=backend, inputs=inputs, post_progress=horde.post_progress)
-        # A SimpleQueue may be filled from a signal handler; an Event set from one can deadlock with its waiter.
+        self._connections = Connections(
+            backend=backend, inputs=inputs, post_progress=horde.post_progress
+        )
+        # A SimpleQueue may be filled from a signal handler; an Event set from one can deadlock with
+        # its waiter.
         self._stops: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._plan: ServingPlan | None = None
@@ -99,9 +108,14 @@ class Bridge:
         self._stops.put(exit_code)
 
     def run(self) -> int:
-        """Serve until ``stop``: pops end at once, running jobs get the grace period and are then given back."""
+        """Serve until ``stop``: pops end at once, running jobs get the grace period and are then
+        given back.
+        """
         # Daemons, so that a thread stuck in a backend's answer does not keep the process.
-        threads = [threading.Thread(target=self._serve, name=f"bridge-{n}", daemon=True) for n in range(self._config.threads)]
+        threads = [
+            threading.Thread(target=self._serve, name=f"bridge-{n}", daemon=True)
+            for n in range(self._config.threads)
+        ]
         for thread in threads:
             thread.start()
         exit_code = self._stops.get()
@@ -134,12 +148,17 @@ class Bridge:
             self._horde.submit(running.job.build_fault(ChatFaultReason.GENERATION_ERROR))
             logger.info("horde.bridge.job_given_back", extra={"job_id": running.job.job_id})
         except (HordeUnavailable, HordeRefusal) as error:
-            logger.warning("horde.bridge.give_back_failed", extra={"job_id": running.job.job_id, "error": str(error)})
+            logger.warning(
+                "horde.bridge.give_back_failed",
+                extra={"job_id": running.job.job_id, "error": str(error)},
+            )
 
     # What follows runs in the serving threads.
 
     def _serve(self) -> None:
-        """Pop and serve until the bridge stops. A thread that dies of a bug ends the bridge, for its supervisor to restart."""
+        """Pop and serve until the bridge stops. A thread that dies of a bug ends the bridge, for
+        its supervisor to restart.
+        """
         try:
             self._pop_and_serve()
         finally:
@@ -156,7 +175,9 @@ class Bridge:
                 answer = self._horde.pop(plan.build_pop_body(self._config))
             except HordeUnavailable as error:
                 failures += 1
-                logger.warning("horde.bridge.pop_failed", extra={"error": str(error), "failures": failures})
+                logger.warning(
+                    "horde.bridge.pop_failed", extra={"error": str(error), "failures": failures}
+                )
                 self._pause(error.retry_after_seconds or compute_retry_seconds(failures))
                 continue
             except HordeRefusal as refusal:
@@ -178,7 +199,9 @@ class Bridge:
                 troubles = 0
 
     def _handle_pop_refusal(self, refusal: HordeRefusal, failures: int) -> None:
-        """End the bridge when it was never let in; otherwise wait. Maintenance has a pace of its own."""
+        """End the bridge when it was never let in; otherwise wait. Maintenance has a pace of its
+        own.
+        """
         fields = {"status": refusal.status, "rc": refusal.rc, "reason": refusal.message}
         if refusal.rc == "WorkerMaintenance":
             logger.warning("horde.bridge.maintenance", extra=fields)
@@ -205,7 +228,9 @@ class Bridge:
         return is_backend_trouble
 
     def _run_job(self, job: Job, plan: ServingPlan) -> tuple[JsonObject | None, bool]:
-        """The body to submit, None for a job nobody waits for, and whether the backend is in trouble."""
+        """The body to submit, None for a job nobody waits for, and whether the backend is in
+        trouble.
+        """
         fields = {"job_id": job.job_id, "chat": job.is_chat}
         try:
             return serve_job(job, self._connections, plan), False
@@ -213,18 +238,26 @@ class Bridge:
             logger.info("horde.bridge.job_abandoned", extra={**fields, "reason": str(error)})
             return None, False
         except JobFault as fault:
-            logger.warning("horde.bridge.job_faulted", extra={**fields, "reason": fault.reason, "detail": fault.detail})
+            logger.warning(
+                "horde.bridge.job_faulted",
+                extra={**fields, "reason": fault.reason, "detail": fault.detail},
+            )
             return job.build_fault(fault.reason), fault.is_backend_trouble
         except BackendUnavailable as error:
             logger.error("horde.bridge.backend_failed", extra={**fields, "error": str(error)})
             return job.build_fault(ChatFaultReason.GENERATION_ERROR), True
         except UNREADABLE_ERRORS as error:
-            # A payload or an answer of a shape nobody foresaw. Only the kind is logged: the message may quote the request.
-            logger.error("horde.bridge.job_unreadable", extra={**fields, "error": type(error).__name__})
+            # A payload or an answer of a shape nobody foresaw. Only the kind is logged: the message
+            # may quote the request.
+            logger.error(
+                "horde.bridge.job_unreadable", extra={**fields, "error": type(error).__name__}
+            )
             return job.build_fault(ChatFaultReason.GENERATION_ERROR), False
 
     def _submit(self, job: Job, body: JsonObject, started: float) -> None:
-        """Hand in a body; the same one again while the horde is unavailable, until the lease is certainly over."""
+        """Hand in a body; the same one again while the horde is unavailable, until the lease is
+        certainly over.
+        """
         fields = {"job_id": job.job_id, "chat": job.is_chat, "state": body.get("state", "ok")}
         failures = 0
         while True:
@@ -235,20 +268,39 @@ class Bridge:
                 return
             except HordeUnavailable as error:
                 failures += 1
-                logger.warning("horde.bridge.submit_failed", extra={**fields, "error": str(error), "failures": failures})
+                logger.warning(
+                    "horde.bridge.submit_failed",
+                    extra={**fields, "error": str(error), "failures": failures},
+                )
                 if time.monotonic() > job.lease.ends + SUBMIT_GIVE_UP_SECONDS:
                     logger.error("horde.bridge.submit_given_up", extra=fields)
                     return
                 # Not cut short by a stop: a finished reply is worth the grace period.
-                time.sleep(_add_jitter(error.retry_after_seconds or compute_retry_seconds(failures, MAX_SUBMIT_RETRY_SECONDS)))
+                time.sleep(
+                    _add_jitter(
+                        error.retry_after_seconds
+                        or compute_retry_seconds(failures, MAX_SUBMIT_RETRY_SECONDS)
+                    )
+                )
                 continue
             seconds = round(time.monotonic() - started, 1)
-            logger.info("horde.bridge.job_done", extra={**fields, "kudos": kudos, "seconds": seconds})
+            logger.info(
+                "horde.bridge.job_done", extra={**fields, "kudos": kudos, "seconds": seconds}
+            )
             return
 
-    def _handle_submit_refusal(self, job: Job, body: JsonObject, refusal: HordeRefusal, started: float) -> None:
-        """Drop a job that is settled; give back one whose reply was refused; a refused fault is only logged."""
-        fields = {"job_id": job.job_id, "status": refusal.status, "rc": refusal.rc, "reason": refusal.message}
+    def _handle_submit_refusal(
+        self, job: Job, body: JsonObject, refusal: HordeRefusal, started: float
+    ) -> None:
+        """Drop a job that is settled; give back one whose reply was refused; a refused fault is
+        only logged.
+        """
+        fields = {
+            "job_id": job.job_id,
+            "status": refusal.status,
+            "rc": refusal.rc,
+            "reason": refusal.message,
+        }
         if refusal.rc in SETTLED_REFUSALS or refusal.status == 404:
             logger.info("horde.bridge.job_settled_elsewhere", extra=fields)
             return
@@ -258,7 +310,9 @@ class Bridge:
             self._submit(job, job.build_fault(ChatFaultReason.REPLY_REFUSED), started)
 
     def _require_plan(self) -> ServingPlan | None:
-        """The plan, probing the backend until it answers; None once the bridge stops. One thread probes, the others wait."""
+        """The plan, probing the backend until it answers; None once the bridge stops. One thread
+        probes, the others wait.
+        """
         with self._plan_lock:
             failures = 0
             while self._plan is None and not self._stopping.is_set():
@@ -270,14 +324,19 @@ class Bridge:
                     self._stopping.set()
                 except (BackendUnavailable, BackendRefusal) as error:
                     failures += 1
-                    logger.warning("horde.bridge.backend_waiting", extra={"error": str(error), "failures": failures})
+                    logger.warning(
+                        "horde.bridge.backend_waiting",
+                        extra={"error": str(error), "failures": failures},
+                    )
                     self._pause(compute_retry_seconds(failures))
                 else:
                     _log_plan(self._plan)
             return self._plan if not self._stopping.is_set() else None
 
     def _forget_plan(self, plan: ServingPlan) -> None:
-        """Have the backend probed before the next pop: popping without one would only fault jobs."""
+        """Have the backend probed before the next pop: popping without one would only fault
+        jobs.
+        """
         with self._plan_lock:
             if self._plan is plan:
                 self._plan = None

@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """What the backend does, found out by asking it, and the declaration that follows.
 
-The horde routes by declarations, so a promise nobody keeps becomes a client's broken reply. The probe reports what it can see;
-the operator adds what it cannot (``--supports``) and withholds what should not be served (``--exclude``).
+The horde routes by declarations, so a promise nobody keeps becomes a client's broken reply. The
+probe reports what it can see; the operator adds what it cannot (``--supports``) and withholds what
+should not be served (``--exclude``).
 """
 
 from dataclasses import dataclass
 
-from horde_sdk.generation_parameters.text.chat_policy import ChatFeature, ChatGuarantee, ChatWorkerLimits
+from horde_sdk.generation_parameters.text.chat_policy import (
+    ChatFeature,
+    ChatGuarantee,
+    ChatWorkerLimits,
+)
 from horde_sdk.worker.chat_declaration import (
     ChatBackendFacts,
     ChatImageTransport,
@@ -21,12 +26,16 @@ from horde.bridge.config import DEFAULT_MAX_LENGTH_TOKENS, BridgeConfig, Declare
 
 
 class ProbeError(Exception):
-    """The backend answers, but a fact the bridge needs is missing; the sentence says which option supplies it."""
+    """The backend answers, but a fact the bridge needs is missing; the sentence says which option
+    supplies it.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendProfile:
-    """A backend as probed. ``supports`` holds features and guarantees seen by the probe or named by the operator."""
+    """A backend as probed. ``supports`` holds features and guarantees seen by the probe or named by
+    the operator.
+    """
 
     kind: BackendKind
     backend_model: str
@@ -57,7 +66,8 @@ class ServingPlan:
         }
 
 
-# llama.cpp applies seed and penalties, compiles both JSON formats into grammars, and answers 400 to a prompt that does not fit.
+# llama.cpp applies seed and penalties, compiles both JSON formats into grammars, and answers 400 to
+# a prompt that does not fit.
 LLAMA_CPP_SUPPORTS: frozenset[Declared] = frozenset(
     {
         ChatFeature.SEED,
@@ -68,19 +78,26 @@ LLAMA_CPP_SUPPORTS: frozenset[Declared] = frozenset(
         ChatGuarantee.PROMPT_OVERFLOW_REFUSED,
     }
 )
-# Of vLLM the same is documented. Its tool calls depend on how it was started, which it does not report.
+# Of vLLM the same is documented. Its tool calls depend on how it was started, which it does not
+# report.
 VLLM_SUPPORTS = LLAMA_CPP_SUPPORTS
 
 
 def build_serving_plan(backend: Backend, config: BridgeConfig) -> ServingPlan:
     """Probe the backend and decide what to announce.
 
-    Raises ``ProbeError`` when the context length or the model stays unknown, and the errors of ``Backend``.
+    Raises ``ProbeError`` when the context length or the model stays unknown, and the errors of
+    ``Backend``.
     """
     profile = probe_backend(backend, config)
-    max_length = config.max_length or min(DEFAULT_MAX_LENGTH_TOKENS, max(profile.context_tokens // 2, 1))
+    max_length = config.max_length or min(
+        DEFAULT_MAX_LENGTH_TOKENS, max(profile.context_tokens // 2, 1)
+    )
     if max_length >= profile.context_tokens:
-        raise ProbeError(f"max-length {max_length} leaves no room for a prompt in {profile.context_tokens} tokens of context.")
+        raise ProbeError(
+            f"max-length {max_length} leaves no room for a prompt in {profile.context_tokens}"
+            " tokens of context."
+        )
     model = config.model or profile.backend_model
     return ServingPlan(
         profile=profile,
@@ -104,12 +121,16 @@ def probe_backend(backend: Backend, config: BridgeConfig) -> BackendProfile:
     return BackendProfile(
         kind=kind,
         backend_model=str(config.backend_model or entry["id"]),
-        context_tokens=_require_context_tokens(_read_context_tokens(entry, props), config.max_context_length),
+        context_tokens=_require_context_tokens(
+            _read_context_tokens(entry, props), config.max_context_length
+        ),
         supports=supports,
     )
 
 
-def build_declaration(profile: BackendProfile, config: BridgeConfig, *, model: str, max_length: int) -> ChatWorkerDeclaration:
+def build_declaration(
+    profile: BackendProfile, config: BridgeConfig, *, model: str, max_length: int
+) -> ChatWorkerDeclaration:
     """Turn what the backend supports into what the worker declares."""
     if not config.serves_chat:
         return ChatWorkerDeclaration(chat_jobs=False)
@@ -127,11 +148,14 @@ def build_declaration(profile: BackendProfile, config: BridgeConfig, *, model: s
     )
 
 
-def build_facts(supports: frozenset[Declared], image_transports: frozenset[ChatImageTransport]) -> ChatBackendFacts:
+def build_facts(
+    supports: frozenset[Declared], image_transports: frozenset[ChatImageTransport]
+) -> ChatBackendFacts:
     """Put the supported features in the SDK's words.
 
-    ``faults_on_unbuildable_schema`` is always true: the bridge checks each reply against the schema by itself, since backends
-    drop keywords silently. A response format beside tools is never served.
+    ``faults_on_unbuildable_schema`` is always true: the bridge checks each reply against the schema
+    by itself, since backends drop keywords silently. A response format beside tools is never
+    served.
     """
     strategy = ChatToolStrategy.NONE
     if ChatGuarantee.TOOL_CHOICE_ENFORCED in supports:
@@ -155,7 +179,9 @@ def build_facts(supports: frozenset[Declared], image_transports: frozenset[ChatI
 
 
 def _choose_model(models: list[JsonObject], wanted: str | None) -> JsonObject:
-    """The entry of the wanted model, or of the first; an empty one when the backend lists something else."""
+    """The entry of the wanted model, or of the first; an empty one when the backend lists something
+    else.
+    """
     for entry in models:
         if wanted is None or entry.get("id") == wanted:
             return entry
@@ -165,7 +191,9 @@ def _choose_model(models: list[JsonObject], wanted: str | None) -> JsonObject:
 
 
 def _recognise_kind(entry: JsonObject, props: JsonObject) -> BackendKind:
-    """koboldcpp has a /props too, without llama.cpp's other routes, so the owner of the model decides."""
+    """koboldcpp has a /props too, without llama.cpp's other routes, so the owner of the model
+    decides.
+    """
     owner = entry.get("owned_by")
     if owner == "llamacpp" and props:
         return BackendKind.LLAMA_CPP
@@ -173,9 +201,15 @@ def _recognise_kind(entry: JsonObject, props: JsonObject) -> BackendKind:
 
 
 def _read_tool_support(props: JsonObject) -> frozenset[Declared]:
-    """Tools when the model's template renders them; the choice is then enforced by the bridge's own schema."""
+    """Tools when the model's template renders them; the choice is then enforced by the bridge's own
+    schema.
+    """
     capabilities = props.get("chat_template_caps")
-    if isinstance(capabilities, dict) and capabilities.get("supports_tools") and capabilities.get("supports_tool_calls"):
+    if (
+        isinstance(capabilities, dict)
+        and capabilities.get("supports_tools")
+        and capabilities.get("supports_tool_calls")
+    ):
         return frozenset({ChatFeature.TOOLS, ChatGuarantee.TOOL_CHOICE_ENFORCED})
     return frozenset()
 
@@ -183,13 +217,22 @@ def _read_tool_support(props: JsonObject) -> frozenset[Declared]:
 def _read_vision(props: JsonObject) -> frozenset[Declared]:
     """Vision when llama.cpp has loaded a projector for images."""
     modalities = props.get("modalities")
-    return frozenset({ChatFeature.VISION}) if isinstance(modalities, dict) and modalities.get("vision") is True else frozenset()
+    return (
+        frozenset({ChatFeature.VISION})
+        if isinstance(modalities, dict) and modalities.get("vision") is True
+        else frozenset()
+    )
 
 
 def _read_context_tokens(entry: JsonObject, props: JsonObject) -> int | None:
-    """The context of one slot. ``meta.n_ctx`` of llama.cpp's model list is not read: it may be the sum of all slots."""
+    """The context of one slot. ``meta.n_ctx`` of llama.cpp's model list is not read: it may be the
+    sum of all slots.
+    """
     settings = props.get("default_generation_settings")
-    candidates = (settings.get("n_ctx") if isinstance(settings, dict) else None, entry.get("max_model_len"))
+    candidates = (
+        settings.get("n_ctx") if isinstance(settings, dict) else None,
+        entry.get("max_model_len"),
+    )
     return next((tokens for tokens in candidates if isinstance(tokens, int) and tokens > 0), None)
 
 
@@ -197,5 +240,7 @@ def _require_context_tokens(reported: int | None, configured: int | None) -> int
     """The smaller of what the backend has and what the operator allows."""
     known = [tokens for tokens in (reported, configured) if tokens is not None]
     if not known:
-        raise ProbeError("The backend does not report its context length; state it with --max-context-length.")
+        raise ProbeError(
+            "The backend does not report its context length; state it with --max-context-length."
+        )
     return min(known)

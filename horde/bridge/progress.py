@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Progress posts of one streamed job: when the next is due, what it says, and what follows from its answer."""
+"""Progress posts of one streamed job: when the next is due, what it says, and what follows from its
+answer.
+"""
 
 import time
 from collections.abc import Callable
@@ -11,7 +13,8 @@ from horde.bridge.lease import Lease
 from horde.logger import get_logger
 
 POST_SECONDS = 1.0
-POST_TOKENS = 64  # a fast backend is read at a reader's pace; of a second's worth much more would come at once
+# A fast backend is read at a reader's pace; of a second's worth much more would come at once.
+POST_TOKENS = 64
 RETRY_SECONDS = (1.0, 2.0, 4.0, 8.0, 15.0)  # after so many failures in a row; the last one stays
 
 PostProgress = Callable[[dict[str, Any]], bool]
@@ -26,7 +29,9 @@ class JobAbandoned(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """What a job has written so far; each text only ever grows. ``token_count`` is near enough for pacing."""
+    """What a job has written so far; each text only ever grows. ``token_count`` is near enough for
+    pacing.
+    """
 
     content: str
     reasoning: str
@@ -43,7 +48,9 @@ class _Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Post:
-    """A post whose answer has not come. It is sent unchanged until one does, since the horde may have taken it."""
+    """A post whose answer has not come. It is sent unchanged until one does, since the horde may
+    have taken it.
+    """
 
     body: dict[str, Any]
     reaches: _Place
@@ -54,8 +61,8 @@ class _Post:
 class ProgressPoster:
     """One job's posts. Used by one thread; times are those of ``time.monotonic``.
 
-    The first text is posted at once, for its reader to see that something comes; from then on a post is due each second, or
-    sooner after 64 tokens.
+    The first text is posted at once, for its reader to see that something comes; from then on a
+    post is due each second, or sooner after 64 tokens.
     """
 
     def __init__(self, job_id: str, lease: Lease, send: PostProgress) -> None:
@@ -68,7 +75,9 @@ class ProgressPoster:
         self._is_stopped = False
 
     def find_seconds_until_due(self, written: Written) -> float | None:
-        """Seconds until ``post`` should be called, 0 for now; None when nothing is to be posted before more is written."""
+        """Seconds until ``post`` should be called, 0 for now; None when nothing is to be posted
+        before more is written.
+        """
         if self._is_stopped:
             return None
         if self._pending is None:
@@ -82,8 +91,8 @@ class ProgressPoster:
     def post(self, written: Written) -> None:
         """Post what is not posted yet, or the last post again if its answer was lost.
 
-        Raises ``JobAbandoned`` when the request was cancelled or the horde gave up on the job. Any other refusal ends the posting
-        and leaves the job to its submit.
+        Raises ``JobAbandoned`` when the request was cancelled or the horde gave up on the job. Any
+        other refusal ends the posting and leaves the job to its submit.
         """
         post = self._pending or self._build_post(written)
         self._pending = post
@@ -115,23 +124,35 @@ class ProgressPoster:
         )
 
     def _wait_for_horde(self, error: HordeUnavailable) -> None:
-        """The reply does not depend on its posts, so generation goes on; what is written meanwhile goes into the next post."""
+        """The reply does not depend on its posts, so generation goes on; what is written meanwhile
+        goes into the next post.
+        """
         self._failures += 1
-        seconds = error.retry_after_seconds or RETRY_SECONDS[min(self._failures, len(RETRY_SECONDS)) - 1]
+        seconds = (
+            error.retry_after_seconds or RETRY_SECONDS[min(self._failures, len(RETRY_SECONDS)) - 1]
+        )
         self._next_at = time.monotonic() + seconds
         if self._failures == 1:
-            logger.warning("horde.bridge.progress_failed", extra={"job_id": self._job_id, "error": str(error)})
+            logger.warning(
+                "horde.bridge.progress_failed", extra={"job_id": self._job_id, "error": str(error)}
+            )
 
     def _handle_refusal(self, refusal: HordeRefusal) -> None:
         if refusal.rc == "ChatJobAborted":
             raise JobAbandoned("aborted by the horde") from refusal
         expected = refusal.answer.get("expected_seq")
         if isinstance(expected, int) and 1 <= expected < len(self._accepted):
-            # The horde forgot the latest posts, as a Redis does that was restored: they go out again as one.
+            # The horde forgot the latest posts, as a Redis does that was restored: they go out
+            # again as one.
             del self._accepted[expected:]
             self._pending = None
             return
         # Of a post that the horde has otherwise than it was sent, nothing certain can follow.
         self._is_stopped = True
-        fields = {"job_id": self._job_id, "status": refusal.status, "rc": refusal.rc, "reason": refusal.message}
+        fields = {
+            "job_id": self._job_id,
+            "status": refusal.status,
+            "rc": refusal.rc,
+            "reason": refusal.message,
+        }
         logger.info("horde.bridge.progress_stopped", extra=fields)

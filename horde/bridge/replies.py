@@ -39,8 +39,8 @@ class ChatReply:
 def parse_chat_reply(completion: Mapping[str, Any], *, opens_reasoning: bool | None) -> ChatReply:
     """Read the only choice of an OpenAI chat completion.
 
-    ``opens_reasoning`` says whether the chat template left a reasoning block open; None when nobody knows.
-    Raises ``ValueError`` when the body is no completion.
+    ``opens_reasoning`` says whether the chat template left a reasoning block open; None when nobody
+    knows. Raises ``ValueError`` when the body is no completion.
     """
     choices = completion.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices else None
@@ -48,27 +48,42 @@ def parse_chat_reply(completion: Mapping[str, Any], *, opens_reasoning: bool | N
     if not isinstance(choice, dict) or not isinstance(message, dict):
         raise ValueError("the backend's answer has no message")
     native = choice.get("finish_reason")
-    content, reasoning = _read_text(message.get("content")) or "", _read_text(read_reasoning(message))
+    content, reasoning = (
+        _read_text(message.get("content")) or "",
+        _read_text(read_reasoning(message)),
+    )
     if not reasoning:
-        content, reasoning = split_reasoning(content, opens_reasoning=opens_reasoning, is_cut=is_cut_at_length(native))
-    return build_chat_reply(content, reasoning, message.get("tool_calls"), native=native, usage=completion.get("usage"))
+        content, reasoning = split_reasoning(
+            content, opens_reasoning=opens_reasoning, is_cut=is_cut_at_length(native)
+        )
+    return build_chat_reply(
+        content, reasoning, message.get("tool_calls"), native=native, usage=completion.get("usage")
+    )
 
 
-def build_chat_reply(content: str, reasoning: str, tool_calls: object, *, native: object, usage: object) -> ChatReply:
-    """A reply from its text, parted already, and what else the backend said: its calls, its finish reason and its counts."""
+def build_chat_reply(
+    content: str, reasoning: str, tool_calls: object, *, native: object, usage: object
+) -> ChatReply:
+    """A reply from its text, parted already, and what else the backend said: its calls, its finish
+    reason and its counts.
+    """
     calls = _parse_tool_calls(tool_calls)
     return ChatReply(
         content=(content or None) if calls else content,
         reasoning=reasoning or None,
         tool_calls=calls,
         finish_reason=_parse_finish_reason(native, has_calls=bool(calls)),
-        native_finish_reason=native[:NATIVE_FINISH_REASON_CHARACTERS] if isinstance(native, str) else None,
+        native_finish_reason=native[:NATIVE_FINISH_REASON_CHARACTERS]
+        if isinstance(native, str)
+        else None,
         usage=_parse_usage(usage),
     )
 
 
 def read_reasoning(message: Mapping[str, Any]) -> object:
-    """The reasoning of a message or of a piece of one: ``reasoning_content``, which newer vLLMs call ``reasoning``."""
+    """The reasoning of a message or of a piece of one: ``reasoning_content``, which newer vLLMs
+    call ``reasoning``.
+    """
     return message.get("reasoning_content") or message.get("reasoning")
 
 
@@ -80,9 +95,10 @@ def is_cut_at_length(native: object) -> bool:
 def split_reasoning(content: str, *, opens_reasoning: bool | None, is_cut: bool) -> tuple[str, str]:
     """Part a reply into the answer and the reasoning its backend left inside.
 
-    The block counts only at the start, so an answer that talks about the tags is left alone. A block that never ends is reasoning
-    to the end. When the template opened the block, the reply shows only its end, or nothing of it if it was cut before. When
-    nobody knows what the template did, a lone closing tag is taken as the end of such a block.
+    The block counts only at the start, so an answer that talks about the tags is left alone. A
+    block that never ends is reasoning to the end. When the template opened the block, the reply
+    shows only its end, or nothing of it if it was cut before. When nobody knows what the template
+    did, a lone closing tag is taken as the end of such a block.
     """
     text = content.lstrip()
     if text.startswith(REASONING_OPENING):
@@ -97,7 +113,9 @@ def split_reasoning(content: str, *, opens_reasoning: bool | None, is_cut: bool)
 
 
 def clean_text(text: str) -> str:
-    """Replace lone surrogates: a backend that cuts inside a character escapes half of it, which no UTF-8 body can carry."""
+    """Replace lone surrogates: a backend that cuts inside a character escapes half of it, which no
+    UTF-8 body can carry.
+    """
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -111,7 +129,9 @@ def build_tool_call(name: str, arguments: str, call_id: str | None = None) -> di
 
 
 def _parse_tool_calls(calls: object) -> list[dict[str, Any]]:
-    """The calls with arguments as a string and ids that differ; models that write their own ids repeat them."""
+    """The calls with arguments as a string and ids that differ; models that write their own ids
+    repeat them.
+    """
     parsed: list[dict[str, Any]] = []
     seen: set[str] = set()
     for call in calls if isinstance(calls, list) else []:
@@ -122,8 +142,14 @@ def _parse_tool_calls(calls: object) -> list[dict[str, Any]]:
         if not isinstance(arguments, str):
             arguments = json.dumps({} if arguments is None else arguments, ensure_ascii=False)
         call_id = call.get("id")
-        is_usable = isinstance(call_id, str) and 0 < len(call_id) <= TOOL_CALL_ID_CHARACTERS and call_id not in seen
-        parsed.append(build_tool_call(str(function.get("name")), arguments, call_id if is_usable else None))
+        is_usable = (
+            isinstance(call_id, str)
+            and 0 < len(call_id) <= TOOL_CALL_ID_CHARACTERS
+            and call_id not in seen
+        )
+        parsed.append(
+            build_tool_call(str(function.get("name")), arguments, call_id if is_usable else None)
+        )
         seen.add(parsed[-1]["id"])
     return parsed
 
@@ -148,7 +174,9 @@ def _parse_usage(usage: object) -> ChatUsage:
     return ChatUsage(
         prompt_tokens=_read_count(counts.get("prompt_tokens")),
         completion_tokens=_read_count(counts.get("completion_tokens")),
-        reasoning_tokens=_read_count(details.get("reasoning_tokens")) if isinstance(details, dict) else None,
+        reasoning_tokens=_read_count(details.get("reasoning_tokens"))
+        if isinstance(details, dict)
+        else None,
     )
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """The check behind ``structured_output_enforced``: does a reply match the schema its client sent?
 
-Grammars leave keywords out without a word (llama.cpp: ``not``, patterns with look-ahead or without anchors, ``uniqueItems``), so
-what the backend accepted proves nothing.
+Grammars leave keywords out without a word (llama.cpp: ``not``, patterns with look-ahead or without
+anchors, ``uniqueItems``), so what the backend accepted proves nothing.
 """
 
 import json
@@ -17,9 +17,11 @@ from referencing.exceptions import Unresolvable
 
 
 def matches_schema(content: str, schema: Any) -> bool:
-    """Whether the text is JSON that satisfies the schema; False too when the schema itself makes no sense.
+    """Whether the text is JSON that satisfies the schema; False too when the schema itself makes no
+    sense.
 
-    Draft 2020-12 unless the schema names another. References resolve inside the schema only: nothing is fetched.
+    Draft 2020-12 unless the schema names another. References resolve inside the schema only:
+    nothing is fetched.
     """
     try:
         reply = json.loads(content, parse_constant=_refuse_constant)

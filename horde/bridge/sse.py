@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """Server-sent events out of a stream of bytes.
 
-Lines are found in the bytes: a decoder's idea of a line may include U+2028 and others, which JSON strings carry as they are.
+Lines are found in the bytes: a decoder's idea of a line may include U+2028 and others, which JSON
+strings carry as they are.
 """
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-MAX_EVENT_BYTES = 4 * 1024 * 1024  # a chunk holds a token, or a call's arguments; more is not a stream of chunks
+# A chunk holds a token, or a call's arguments; more is not a stream of chunks.
+MAX_EVENT_BYTES = 4 * 1024 * 1024
 
 
 class EventTooLong(Exception):
@@ -16,14 +18,17 @@ class EventTooLong(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event's data. ``is_error`` when the sender marked it as an error, by the event's name or by the field's."""
+    """One event's data. ``is_error`` when the sender marked it as an error, by the event's name or
+    by the field's.
+    """
 
     data: str
     is_error: bool = False
 
 
 def iter_events(parts: Iterable[bytes]) -> Iterator[Event]:
-    """The events with data, comments left out. The last one counts even if its blank line is missing.
+    """The events with data, comments left out. The last one counts even if its blank line is
+    missing.
 
     Raises ``EventTooLong``.
     """

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """A reply that grows while its backend streams it.
 
-What is read from it at any time is the start of what it ends with: the horde relays the text to a reader before the reply is
-submitted, and the two must not differ. So whatever could still turn out to be something else is held back, and the text of
-the finished reply is what was let out, piece by piece.
+What is read from it at any time is the start of what it ends with: the horde relays the text to a
+reader before the reply is submitted, and the two must not differ. So whatever could still turn out
+to be something else is held back, and the text of the finished reply is what was let out, piece by
+piece.
 """
 
 from collections.abc import Mapping
@@ -56,8 +57,9 @@ class _Place(Enum):
 class ReasoningSplitter:
     """Parts a growing reply into answer and reasoning as ``split_reasoning`` parts a whole one.
 
-    With one difference: when nobody knows what the template did (``opens_reasoning`` None), a lone closing tag comes too late to
-    call the text before it reasoning, so it stays a part of the answer.
+    With one difference: when nobody knows what the template did (``opens_reasoning`` None), a lone
+    closing tag comes too late to call the text before it reasoning, so it stays a part of the
+    answer.
     """
 
     def __init__(self, *, opens_reasoning: bool | None) -> None:
@@ -80,7 +82,9 @@ class ReasoningSplitter:
         return self._read_answer(), ""
 
     def take_as_answer(self) -> str:
-        """Stop parting: the backend does it by itself, so all that was held back and all that follows is the answer."""
+        """Stop parting: the backend does it by itself, so all that was held back and all that
+        follows is the answer.
+        """
         text, self._held, self._place = self._held, "", _Place.ANSWER
         return text
 
@@ -112,9 +116,14 @@ class ReasoningSplitter:
         reasoning, closing, rest = self._held.partition(REASONING_CLOSING)
         if closing:
             self._place, self._held = _Place.ANSWER_START, rest
-            return self._read_answer(), reasoning.rstrip() if self._has_reasoned else reasoning.strip()
+            return (
+                self._read_answer(),
+                reasoning.rstrip() if self._has_reasoned else reasoning.strip(),
+            )
         # White space and the start of a closing tag may be the end of the block, which is stripped.
-        certain = reasoning[: len(reasoning) - _count_tag_start(reasoning, REASONING_CLOSING)].rstrip()
+        certain = reasoning[
+            : len(reasoning) - _count_tag_start(reasoning, REASONING_CLOSING)
+        ].rstrip()
         self._held = reasoning[len(certain) :]
         if not self._has_reasoned:
             certain = certain.lstrip()
@@ -132,13 +141,17 @@ class ReasoningSplitter:
 
 def _count_tag_start(text: str, tag: str) -> int:
     """How many characters at the end of the text may be the start of the tag."""
-    return next((size for size in range(min(len(tag) - 1, len(text)), 0, -1) if text.endswith(tag[:size])), 0)
+    return next(
+        (size for size in range(min(len(tag) - 1, len(text)), 0, -1) if text.endswith(tag[:size])),
+        0,
+    )
 
 
 class StreamedReply:
     """The chunks of one OpenAI chat stream, put together. Not for several threads at once.
 
-    ``content`` and ``reasoning`` only ever grow. Calls are shown by ``build`` alone: half a call is of no use to anybody.
+    ``content`` and ``reasoning`` only ever grow. Calls are shown by ``build`` alone: half a call is
+    of no use to anybody.
     """
 
     def __init__(self, *, opens_reasoning: bool | None) -> None:
@@ -175,7 +188,13 @@ class StreamedReply:
 
     def build(self) -> ChatReply:
         """The reply, once finished."""
-        return build_chat_reply(self.content, self.reasoning, self._calls.list_calls(), native=self._native, usage=self._usage)
+        return build_chat_reply(
+            self.content,
+            self.reasoning,
+            self._calls.list_calls(),
+            native=self._native,
+            usage=self._usage,
+        )
 
     def _add_delta(self, delta: Mapping[str, Any]) -> None:
         reasoning, content = read_reasoning(delta), delta.get("content")
@@ -196,7 +215,9 @@ class StreamedReply:
 
 
 class _CallCollector:
-    """Tool calls from their pieces: by ``index``; without one, an id or a name begins the next call."""
+    """Tool calls from their pieces: by ``index``; without one, an id or a name begins the next
+    call.
+    """
 
     def __init__(self) -> None:
         self._calls: dict[int, dict[str, Any]] = {}
@@ -206,7 +227,9 @@ class _CallCollector:
         function = piece.get("function") if isinstance(piece, dict) else None
         if not isinstance(piece, dict) or not isinstance(function, dict):
             return
-        call = self._calls.setdefault(self._find_index(piece, function), {"function": {"arguments": ""}})
+        call = self._calls.setdefault(
+            self._find_index(piece, function), {"function": {"arguments": ""}}
+        )
         if piece.get("id"):
             call["id"] = piece["id"]
         if function.get("name"):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """A chat generated while the horde is told about it.
 
-One thread reads the backend and never waits for the horde; the job's own thread posts, watches the clock and ends the stream when
-nobody waits for it any more.
+One thread reads the backend and never waits for the horde; the job's own thread posts, watches the
+clock and ends the stream when nobody waits for it any more.
 """
 
 import threading
@@ -13,8 +13,10 @@ from horde.bridge.lease import LEASE_MARGIN_SECONDS, MIN_BACKEND_SECONDS, Lease
 from horde.bridge.progress import ProgressPoster, Written
 from horde.bridge.streamed_reply import StreamedReply
 
-STALL_SECONDS = 60.0  # between two chunks once text has come; the prompt before it may take as long as the lease
-FINISH_SECONDS = 3.0  # for the counts after a finish reason, from a backend that never ends its stream
+# Between two chunks once text has come; the prompt before it may take as long as the lease.
+STALL_SECONDS = 60.0
+# For the counts after a finish reason, from a backend that never ends its stream.
+FINISH_SECONDS = 3.0
 # A chunk of a shape nobody foresaw, met by the reading thread and raised in the job's.
 UNREADABLE_ERRORS = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
@@ -22,11 +24,18 @@ UNREADABLE_ERRORS = (AttributeError, LookupError, RecursionError, TypeError, Val
 class StreamedGeneration:
     """One chat, read from its backend and posted. ``run`` is called once.
 
-    ``posts_content`` is false when the content is not what the reader will get, such as the JSON that becomes a tool call.
+    ``posts_content`` is false when the content is not what the reader will get, such as the JSON
+    that becomes a tool call.
     """
 
     def __init__(
-        self, stream: ChatStream, reply: StreamedReply, poster: ProgressPoster, lease: Lease, *, posts_content: bool
+        self,
+        stream: ChatStream,
+        reply: StreamedReply,
+        poster: ProgressPoster,
+        lease: Lease,
+        *,
+        posts_content: bool,
     ) -> None:
         self._stream, self._reply, self._poster, self._lease = stream, reply, poster, lease
         self._posts_content = posts_content
@@ -38,10 +47,13 @@ class StreamedGeneration:
     def run(self) -> StreamedReply:
         """Generate; the finished reply.
 
-        Raises ``JobAbandoned`` as the poster does, ``BackendRefusal``, and ``BackendUnavailable`` for a stream that breaks off,
-        stalls or outlasts the lease. However it ends, the backend stops generating.
+        Raises ``JobAbandoned`` as the poster does, ``BackendRefusal``, and ``BackendUnavailable``
+        for a stream that breaks off, stalls or outlasts the lease. However it ends, the backend
+        stops generating.
         """
-        thread = threading.Thread(target=self._read, name=f"{threading.current_thread().name}-reader", daemon=True)
+        thread = threading.Thread(
+            target=self._read, name=f"{threading.current_thread().name}-reader", daemon=True
+        )
         thread.start()
         try:
             while (written := self._wait_for_work()) is not None:
@@ -88,7 +100,13 @@ class StreamedGeneration:
                 due = self._poster.find_seconds_until_due(written)
                 if due == 0.0:
                     return written
-                self._changed.wait(min(due if due is not None else FINISH_SECONDS, patience_ends - now, FINISH_SECONDS))
+                self._changed.wait(
+                    min(
+                        due if due is not None else FINISH_SECONDS,
+                        patience_ends - now,
+                        FINISH_SECONDS,
+                    )
+                )
             if self._error is not None:
                 raise self._error
             if not self._is_complete:
@@ -96,9 +114,17 @@ class StreamedGeneration:
             return None
 
     def _find_end_of_patience(self) -> float:
-        """When to give up on the backend: at the lease's end, or before it once the text has begun and nothing follows."""
-        lease_ends = max(self._lease.ends - LEASE_MARGIN_SECONDS, self._started + MIN_BACKEND_SECONDS)
-        return min(lease_ends, self._last_chunk + STALL_SECONDS) if self._reply.token_count else lease_ends
+        """When to give up on the backend: at the lease's end, or before it once the text has begun
+        and nothing follows.
+        """
+        lease_ends = max(
+            self._lease.ends - LEASE_MARGIN_SECONDS, self._started + MIN_BACKEND_SECONDS
+        )
+        return (
+            min(lease_ends, self._last_chunk + STALL_SECONDS)
+            if self._reply.token_count
+            else lease_ends
+        )
 
     def _get_written(self) -> Written:
         reply = self._reply

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """``horde bridge``: serve a horde's chat and text jobs with an OpenAI-compatible backend.
 
-The two secrets may come from the environment instead of the command line, where every user of the machine can read them. They
-are read here and not in ``horde.config``, which belongs to the server and may not be installed beside a bridge.
+The two secrets may come from the environment instead of the command line, where every user of the
+machine can read them. They are read here and not in ``horde.config``, which belongs to the server
+and may not be installed beside a bridge.
 """
 
 import argparse
@@ -10,7 +11,10 @@ import os
 import signal
 import sys
 
-from horde_sdk.generation_parameters.text.chat_policy import KNOWN_CHAT_DECLARATIONS, parse_chat_declaration
+from horde_sdk.generation_parameters.text.chat_policy import (
+    KNOWN_CHAT_DECLARATIONS,
+    parse_chat_declaration,
+)
 from horde_sdk.worker.chat_declaration import ChatImageTransport
 
 from horde.bridge.backend import Backend
@@ -34,30 +38,61 @@ EXIT_USAGE = 2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``horde bridge``."""
-    features = ", ".join(sorted(KNOWN_CHAT_DECLARATIONS - {feature.value for feature in UNSERVED_FEATURES}))
+    features = ", ".join(
+        sorted(KNOWN_CHAT_DECLARATIONS - {feature.value for feature in UNSERVED_FEATURES})
+    )
     parser.epilog = f"FEATURE is one of: {features}. See docs/how-to/serve-jobs-with-the-bridge.md."
 
     horde = parser.add_argument_group("horde")
-    horde.add_argument("--api", required=True, metavar="URL", help="the horde's API, ending in /api")
-    horde.add_argument("--key", metavar="KEY", help=f"API key of the worker's owner (or {KEY_VARIABLE})")
+    horde.add_argument(
+        "--api", required=True, metavar="URL", help="the horde's API, ending in /api"
+    )
+    horde.add_argument(
+        "--key", metavar="KEY", help=f"API key of the worker's owner (or {KEY_VARIABLE})"
+    )
     horde.add_argument("--name", required=True, help="the worker's name, unique in the horde")
-    horde.add_argument("--bridge-agent", default=DEFAULT_BRIDGE_AGENT, metavar="AGENT", help="name:version:url (%(default)s)")
+    horde.add_argument(
+        "--bridge-agent",
+        default=DEFAULT_BRIDGE_AGENT,
+        metavar="AGENT",
+        help="name:version:url (%(default)s)",
+    )
 
     backend = parser.add_argument_group("backend")
-    backend.add_argument("--backend", required=True, metavar="URL", help="the backend's OpenAI routes, ending in /v1")
-    backend.add_argument("--backend-key", metavar="KEY", help=f"bearer token for the backend (or {BACKEND_KEY_VARIABLE})")
-    backend.add_argument("--backend-model", metavar="NAME", help="the model as the backend calls it (its first)")
+    backend.add_argument(
+        "--backend", required=True, metavar="URL", help="the backend's OpenAI routes, ending in /v1"
+    )
+    backend.add_argument(
+        "--backend-key",
+        metavar="KEY",
+        help=f"bearer token for the backend (or {BACKEND_KEY_VARIABLE})",
+    )
+    backend.add_argument(
+        "--backend-model", metavar="NAME", help="the model as the backend calls it (its first)"
+    )
 
     jobs = parser.add_argument_group("jobs")
-    jobs.add_argument("--model", metavar="NAME", help="the model as the horde calls it (as the backend does)")
-    jobs.add_argument("--threads", type=int, default=1, metavar="N", help="jobs at a time (%(default)s)")
+    jobs.add_argument(
+        "--model", metavar="NAME", help="the model as the horde calls it (as the backend does)"
+    )
+    jobs.add_argument(
+        "--threads", type=int, default=1, metavar="N", help="jobs at a time (%(default)s)"
+    )
     jobs.add_argument(
         "--max-length",
         type=int,
         metavar="N",
-        help=f"longest reply in tokens ({DEFAULT_MAX_LENGTH_TOKENS}, or half of a context under twice that)",
+        help=(
+            f"longest reply in tokens ({DEFAULT_MAX_LENGTH_TOKENS}, or half of a context under"
+            " twice that)"
+        ),
     )
-    jobs.add_argument("--max-context-length", type=int, metavar="N", help="context in tokens (what the backend reports)")
+    jobs.add_argument(
+        "--max-context-length",
+        type=int,
+        metavar="N",
+        help="context in tokens (what the backend reports)",
+    )
     jobs.add_argument("--no-chat", action="store_true", help="take text jobs only")
     jobs.add_argument("--no-text", action="store_true", help="take chat jobs only")
     jobs.add_argument(
@@ -77,7 +112,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="withhold a FEATURE from the declaration (repeatable)",
     )
     jobs.add_argument(
-        "--tools-max-temperature", type=float, metavar="F", help="highest temperature the backend applies beside tools (any)"
+        "--tools-max-temperature",
+        type=float,
+        metavar="F",
+        help="highest temperature the backend applies beside tools (any)",
     )
 
     jobs.add_argument(
@@ -97,12 +135,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="time for running jobs on SIGTERM or SIGINT (%(default)s)",
     )
-    process.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"), help="(%(default)s)")
-    process.add_argument("--log-format", choices=("text", "json"), help="(text on a terminal, else json)")
+    process.add_argument(
+        "--log-level",
+        default="info",
+        choices=("debug", "info", "warning", "error"),
+        help="(%(default)s)",
+    )
+    process.add_argument(
+        "--log-format", choices=("text", "json"), help="(text on a terminal, else json)"
+    )
 
 
 def parse_declared(value: str) -> Declared:
-    """Read a feature or guarantee by its name on the wire. Raises argparse's error for an unknown one."""
+    """Read a feature or guarantee by its name on the wire. Raises argparse's error for an unknown
+    one.
+    """
     declared = parse_chat_declaration(value)
     if declared is None:
         raise argparse.ArgumentTypeError(f"unknown feature {value!r}")
@@ -110,7 +157,9 @@ def parse_declared(value: str) -> Declared:
 
 
 def build_config(args: argparse.Namespace, api_key: str, backend_key: str | None) -> BridgeConfig:
-    """Turn parsed arguments into a configuration. Raises ``ValueError`` with a sentence for the operator."""
+    """Turn parsed arguments into a configuration. Raises ``ValueError`` with a sentence for the
+    operator.
+    """
     return BridgeConfig(
         api_url=args.api.rstrip("/"),
         api_key=api_key,
@@ -134,7 +183,9 @@ def build_config(args: argparse.Namespace, api_key: str, backend_key: str | None
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until SIGTERM or SIGINT: 0. 1 when the horde or the backend rules the bridge out, 2 for wrong options."""
+    """Serve until SIGTERM or SIGINT: 0. 1 when the horde or the backend rules the bridge out, 2 for
+    wrong options.
+    """
     log_format = args.log_format or ("text" if sys.stderr.isatty() else "json")
     configure_logging(args.log_level, json=log_format == "json")
     api_key = args.key or os.environ.get(KEY_VARIABLE)
@@ -142,7 +193,9 @@ def run(args: argparse.Namespace) -> int:
         print(f"horde bridge: an API key is needed: --key or {KEY_VARIABLE}.", file=sys.stderr)
         return EXIT_USAGE
     try:
-        config = build_config(args, api_key, args.backend_key or os.environ.get(BACKEND_KEY_VARIABLE))
+        config = build_config(
+            args, api_key, args.backend_key or os.environ.get(BACKEND_KEY_VARIABLE)
+        )
     except ValueError as error:
         print(f"horde bridge: {error}", file=sys.stderr)
         return EXIT_USAGE

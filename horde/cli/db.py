@@ -21,8 +21,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the actions."""
     actions = parser.add_subparsers(dest="action", required=True)
     migrating = actions.add_parser("migrate", help="apply the schema changes that have not run yet")
-    migrating.add_argument("--to", metavar="VERSION", help="stop after this version instead of the newest")
-    actions.add_parser("status", help="list the schema versions; exit code 3 when some have not run")
+    migrating.add_argument(
+        "--to", metavar="VERSION", help="stop after this version instead of the newest"
+    )
+    actions.add_parser(
+        "status", help="list the schema versions; exit code 3 when some have not run"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -47,8 +51,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def print_states(states: Sequence[MigrationState]) -> int:
-    """One line a version, `5.1.15  2026-01-31 12:00:00  edited since`; the exit code of `status`."""
+    """One line a version, `5.1.15  2026-01-31 12:00:00  edited since`; the exit code of
+    `status`.
+    """
     for state in states:
-        moment = state.applied.isoformat(sep=" ", timespec="seconds") if state.applied else "not applied"
+        moment = (
+            state.applied.isoformat(sep=" ", timespec="seconds") if state.applied else "not applied"
+        )
         print(f"{state.version}  {moment}{'  edited since' if state.is_edited else ''}")
     return EXIT_BEHIND if any(state.applied is None for state in states) else 0

@@ -14,17 +14,30 @@ EXIT_REFUSED = 1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options; each overrides a setting of the environment."""
-    parser.add_argument("--listen", metavar="ADDRESS", help="address to listen on (HORDE_OAI_HOST, 127.0.0.1)")
-    parser.add_argument("--port", type=int, metavar="N", help="port to listen on (HORDE_OAI_PORT, 7010)")
     parser.add_argument(
-        "--native-url", metavar="URL", help="the API, without /v2 (HORDE_OAI_NATIVE_URL, http://127.0.0.1:7001/api)"
+        "--listen", metavar="ADDRESS", help="address to listen on (HORDE_OAI_HOST, 127.0.0.1)"
+    )
+    parser.add_argument(
+        "--port", type=int, metavar="N", help="port to listen on (HORDE_OAI_PORT, 7010)"
+    )
+    parser.add_argument(
+        "--native-url",
+        metavar="URL",
+        help="the API, without /v2 (HORDE_OAI_NATIVE_URL, http://127.0.0.1:7001/api)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT; 0 after a graceful end, 1 when it cannot start."""
-    given = {"HORDE_OAI_HOST": args.listen, "HORDE_OAI_PORT": args.port, "HORDE_OAI_NATIVE_URL": args.native_url}
-    environment = {**os.environ, **{name: str(value) for name, value in given.items() if value is not None}}
+    given = {
+        "HORDE_OAI_HOST": args.listen,
+        "HORDE_OAI_PORT": args.port,
+        "HORDE_OAI_NATIVE_URL": args.native_url,
+    }
+    environment = {
+        **os.environ,
+        **{name: str(value) for name, value in given.items() if value is not None},
+    }
     try:
         config = FrontConfig.from_environment(environment)
         configure_logging(config.log_level, config.log_json)

@@ -22,7 +22,10 @@ EXIT_REFUSED = 2  # the audit did not run
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the actions."""
     actions = parser.add_subparsers(dest="action", required=True)
-    actions.add_parser("audit", help="prove the balances; exit code 1 when something does not add up. Changes nothing")
+    actions.add_parser(
+        "audit",
+        help="prove the balances; exit code 1 when something does not add up. Changes nothing",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

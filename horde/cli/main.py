@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """The ``horde`` command: ``horde <command> [...]``.
 
-Each command is the module ``horde.cli.<command>`` with ``add_arguments(parser)`` and ``run(args) -> int`` (the exit code). Only
-the module of the chosen command is imported, so ``horde bridge`` runs where only the bridge's dependencies are installed.
+Each command is the module ``horde.cli.<command>`` with ``add_arguments(parser)`` and ``run(args) ->
+int`` (the exit code). Only the module of the chosen command is imported, so ``horde bridge`` runs
+where only the bridge's dependencies are installed.
 """
 
 import argparse
@@ -28,15 +29,19 @@ EXIT_MISSING_DEPENDENCY = 1
 
 # Set before the libraries are imported, and inherited by the processes a command starts.
 LIBRARY_SETTINGS = {
-    # Importing the SDK reads a `.env` of the working directory into the environment: a stray file must not change settings.
+    # Importing the SDK reads a `.env` of the working directory into the environment: a stray file
+    # must not change settings.
     "PYTHON_DOTENV_DISABLED": "1",
-    # The SDK's dependency on logfire registers a pydantic plugin of 500 modules that nothing here uses.
+    # The SDK's dependency on logfire registers a pydantic plugin of 500 modules that nothing here
+    # uses.
     "PYDANTIC_DISABLE_PLUGINS": "logfire-plugin",
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; ``arguments`` are those of the process unless given."""
+    """Run one command and return its exit code; ``arguments`` are those of the process unless
+    given.
+    """
     given = list(sys.argv[1:] if arguments is None else arguments)
     # Only the first word is read here: `horde bridge --help` belongs to the command.
     command: str = build_parser().parse_args(given[:1]).command
@@ -45,7 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         module = importlib.import_module(f"horde.cli.{command}")
     except ModuleNotFoundError as error:
-        print(f"horde {command}: {error.name} is not installed; install this command's dependencies.", file=sys.stderr)
+        print(
+            f"horde {command}: {error.name} is not installed; install this command's dependencies.",
+            file=sys.stderr,
+        )
         return EXIT_MISSING_DEPENDENCY
     parser = argparse.ArgumentParser(prog=f"horde {command}", description=COMMANDS[command])
     module.add_arguments(parser)
@@ -62,7 +70,9 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=f"commands:\n{listing}\n\n`horde <command> --help` lists the options of a command.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("command", choices=COMMANDS, metavar="command", help="one of the commands below")
+    parser.add_argument(
+        "command", choices=COMMANDS, metavar="command", help="one of the commands below"
+    )
     return parser
 
 

@@ -18,10 +18,21 @@ EXIT_REFUSED = 1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options; each overrides a setting of the environment."""
-    parser.add_argument("--listen", metavar="ADDRESS", help="address to listen on (HORDE_LISTEN, 127.0.0.1)")
-    parser.add_argument("--port", type=int, metavar="N", help="port to listen on (HORDE_PORT, 7001)")
-    parser.add_argument("--workers", type=int, metavar="N", help="processes (HORDE_SERVER_WORKERS, 2)")
-    parser.add_argument("--threads", type=int, metavar="N", help="threads of each process (HORDE_SERVER_THREADS, 16)")
+    parser.add_argument(
+        "--listen", metavar="ADDRESS", help="address to listen on (HORDE_LISTEN, 127.0.0.1)"
+    )
+    parser.add_argument(
+        "--port", type=int, metavar="N", help="port to listen on (HORDE_PORT, 7001)"
+    )
+    parser.add_argument(
+        "--workers", type=int, metavar="N", help="processes (HORDE_SERVER_WORKERS, 2)"
+    )
+    parser.add_argument(
+        "--threads",
+        type=int,
+        metavar="N",
+        help="threads of each process (HORDE_SERVER_THREADS, 16)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -41,5 +52,12 @@ def run(args: argparse.Namespace) -> int:
 
 def override_settings(config: Config, args: argparse.Namespace) -> Config:
     """The settings with what the command line says."""
-    given = {"listen": args.listen, "port": args.port, "server_workers": args.workers, "server_threads": args.threads}
-    return dataclasses.replace(config, **{name: value for name, value in given.items() if value is not None})
+    given = {
+        "listen": args.listen,
+        "port": args.port,
+        "server_workers": args.workers,
+        "server_threads": args.threads,
+    }
+    return dataclasses.replace(
+        config, **{name: value for name, value in given.items() if value is not None}
+    )

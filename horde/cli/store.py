@@ -24,7 +24,10 @@ EXIT_REFUSED = 2  # the audit did not run
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the actions."""
     actions = parser.add_subparsers(dest="action", required=True)
-    actions.add_parser("audit", help="prove that every object belongs to a request; exit code 1 if not. Changes nothing")
+    actions.add_parser(
+        "audit",
+        help="prove that every object belongs to a request; exit code 1 if not. Changes nothing",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

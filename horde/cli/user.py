@@ -35,8 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     create = actions.add_parser("create", help="make an account; prints {id, alias, api_key}")
     create.add_argument("--username", required=True, type=parse_username)
     create.add_argument("--trusted", action="store_true", help="rewards go straight to the balance")
-    create.add_argument("--moderator", action="store_true", help="administers users and workers; implies --trusted")
-    create.add_argument("--kudos", type=parse_kudos, default=Decimal(0), metavar="N", help="kudos to start with")
+    create.add_argument(
+        "--moderator", action="store_true", help="administers users and workers; implies --trusted"
+    )
+    create.add_argument(
+        "--kudos", type=parse_kudos, default=Decimal(0), metavar="N", help="kudos to start with"
+    )
     role = actions.add_parser("role", help="grant a role; prints {id, alias, roles}")
     role.add_argument("user")
     role.add_argument("role", choices=ROLES)
@@ -50,7 +54,9 @@ def parse_username(text: str) -> str:
     """A name as it is stored."""
     username = users.clean_username(text)
     if not 1 <= len(username) <= MAX_USERNAME_LENGTH:
-        raise argparse.ArgumentTypeError(f"a username has 1 to {MAX_USERNAME_LENGTH} visible characters")
+        raise argparse.ArgumentTypeError(
+            f"a username has 1 to {MAX_USERNAME_LENGTH} visible characters"
+        )
     return username
 
 
@@ -72,7 +78,8 @@ def run(args: argparse.Namespace) -> int:
         config = Config.from_environment(os.environ)
         configure_logging(config.log_level, config.log_json)
         db.connect(config)
-        redis_ctrl.connect(config)  # running servers learn of the change through it; without it within seconds
+        # Running servers learn of the change through it; without it within seconds.
+        redis_ctrl.connect(config)
         users.configure(config)
         with db.transaction() as session:
             result = act(session, args)
@@ -93,8 +100,13 @@ def run(args: argparse.Namespace) -> int:
 def create(session: Session, args: argparse.Namespace) -> dict[str, object]:
     """Make an account. Its identity is made up, so no provider's login can claim it."""
     now = utcnow()
-    made = users.create_user(session, username=args.username, oauth_id=f"local_{uuid4().hex}", now=now)
-    for role, wanted in ((UserRoleTypes.MODERATOR, args.moderator), (UserRoleTypes.TRUSTED, args.trusted)):
+    made = users.create_user(
+        session, username=args.username, oauth_id=f"local_{uuid4().hex}", now=now
+    )
+    for role, wanted in (
+        (UserRoleTypes.MODERATOR, args.moderator),
+        (UserRoleTypes.TRUSTED, args.trusted),
+    ):
         if wanted:
             users.set_role(session, made.user.id, role, granted=True, now=now)
     if args.kudos:
@@ -105,16 +117,26 @@ def create(session: Session, args: argparse.Namespace) -> dict[str, object]:
 def change_role(session: Session, args: argparse.Namespace) -> dict[str, object]:
     """Grant or revoke a role."""
     account = require_account(session, args.user)
-    users.set_role(session, account.id, UserRoleTypes[args.role.upper()], granted=not args.remove, now=utcnow())
+    users.set_role(
+        session, account.id, UserRoleTypes[args.role.upper()], granted=not args.remove, now=utcnow()
+    )
     roles = require_account(session, args.user).roles
-    return {"id": account.id, "alias": account.alias, "roles": sorted(role.name.lower() for role in roles)}
+    return {
+        "id": account.id,
+        "alias": account.alias,
+        "roles": sorted(role.name.lower() for role in roles),
+    }
 
 
 def change_kudos(session: Session, args: argparse.Namespace) -> dict[str, object]:
     """Add to a balance."""
     account = require_account(session, args.user)
     users.adjust_kudos(session, account.id, args.delta, action="admin", now=utcnow())
-    return {"id": account.id, "alias": account.alias, "kudos": float(get_effective_kudos(session, account.id))}
+    return {
+        "id": account.id,
+        "alias": account.alias,
+        "kudos": float(get_effective_kudos(session, account.id)),
+    }
 
 
 def require_account(session: Session, name: str) -> users.Caller:

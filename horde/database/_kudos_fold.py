@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """The applier's steps: claim rows, sum them per account and counter, write each table once.
 
-Everything here runs in the applier's transaction, under its lock. Rows are locked users first, workers last, each by id.
+Everything here runs in the applier's transaction, under its lock. Rows are locked users first,
+workers last, each by id.
 """
 
 from collections import defaultdict
@@ -24,7 +25,14 @@ from horde.classes.base.kudos import (
     StatPosting,
     StatTarget,
 )
-from horde.classes.base.user import ANONYMOUS_ID, User, UserRecordTypes, UserRole, UserRoleTypes, get_kudos_floor
+from horde.classes.base.user import (
+    ANONYMOUS_ID,
+    User,
+    UserRecordTypes,
+    UserRole,
+    UserRoleTypes,
+    get_kudos_floor,
+)
 from horde.classes.base.worker import Worker
 
 TRUST_AGE = timedelta(days=7)
@@ -58,7 +66,9 @@ class AccountFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldedAccount:
-    """A user's balances after the batch. `drained` left the escrow for the balance; `forgiven` lifted it to its floor."""
+    """A user's balances after the batch. `drained` left the escrow for the balance; `forgiven`
+    lifted it to its floor.
+    """
 
     balance: Decimal
     escrow: Decimal
@@ -68,7 +78,9 @@ class FoldedAccount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promotions:
-    """What folding brought about by itself: users that became trusted, and the display totals of drained escrow."""
+    """What folding brought about by itself: users that became trusted, and the display totals of
+    drained escrow.
+    """
 
     trusted_user_ids: tuple[int, ...] = ()
     statistics: tuple[Statistic, ...] = ()
@@ -76,12 +88,22 @@ class Promotions:
 
 @dataclass(slots=True)
 class StatisticSums:
-    """What a batch adds to counters, by the key of each table, and the rows that can never be added (id to reason)."""
+    """What a batch adds to counters, by the key of each table, and the rows that can never be added
+    (id to reason).
+    """
 
-    user_stats: defaultdict[tuple[int, str], Decimal] = field(default_factory=lambda: defaultdict(Decimal))
-    user_records: defaultdict[tuple[int, str, str], Decimal] = field(default_factory=lambda: defaultdict(Decimal))
-    workers: defaultdict[tuple[UUID, str], Decimal] = field(default_factory=lambda: defaultdict(Decimal))
-    worker_stats: defaultdict[tuple[UUID, str], Decimal] = field(default_factory=lambda: defaultdict(Decimal))
+    user_stats: defaultdict[tuple[int, str], Decimal] = field(
+        default_factory=lambda: defaultdict(Decimal)
+    )
+    user_records: defaultdict[tuple[int, str, str], Decimal] = field(
+        default_factory=lambda: defaultdict(Decimal)
+    )
+    workers: defaultdict[tuple[UUID, str], Decimal] = field(
+        default_factory=lambda: defaultdict(Decimal)
+    )
+    worker_stats: defaultdict[tuple[UUID, str], Decimal] = field(
+        default_factory=lambda: defaultdict(Decimal)
+    )
 
     def user_ids(self) -> set[int]:
         """Every user a counter belongs to."""
@@ -100,7 +122,12 @@ def claim_currencies(session: Session, batch: int) -> Sequence[Row[Any]]:
 
     By a flag on each row and not by a highest id: an id given out early may be committed late.
     """
-    oldest = select(KudosPosting.id).where(KudosPosting.applied.is_(False)).order_by(KudosPosting.id).limit(batch)
+    oldest = (
+        select(KudosPosting.id)
+        .where(KudosPosting.applied.is_(False))
+        .order_by(KudosPosting.id)
+        .limit(batch)
+    )
     return session.execute(
         update(KudosPosting)
         .where(KudosPosting.id.in_(oldest))
@@ -118,7 +145,9 @@ def claim_currencies(session: Session, batch: int) -> Sequence[Row[Any]]:
 
 
 def claim_statistics(session: Session, batch: int) -> Sequence[Row[Any]]:
-    """Mark the oldest unapplied statistic postings as applied and return them; quarantined ones stay where they are."""
+    """Mark the oldest unapplied statistic postings as applied and return them; quarantined ones
+    stay where they are.
+    """
     oldest = (
         select(StatPosting.id)
         .where(StatPosting.applied.is_(False), StatPosting.quarantine_reason.is_(None))
@@ -160,16 +189,24 @@ def sum_currencies(postings: Iterable[Row[Any]]) -> dict[int, AccountSums]:
 
 
 def fold_account(facts: AccountFacts, sums: AccountSums, *, gains_trust: bool) -> FoldedAccount:
-    """The balances after a batch: escrow of the trusted drains into the balance, and the floor forgives what is below."""
+    """The balances after a batch: escrow of the trusted drains into the balance, and the floor
+    forgives what is below.
+    """
     escrow = facts.escrow + sums.escrow
     drained = max(escrow, ZERO) if facts.is_trusted or gains_trust else ZERO
     balance = facts.balance + sums.balance + drained
     forgiven = max(facts.floor - balance, ZERO)
-    return FoldedAccount(balance=balance + forgiven, escrow=escrow - drained, drained=drained, forgiven=forgiven)
+    return FoldedAccount(
+        balance=balance + forgiven, escrow=escrow - drained, drained=drained, forgiven=forgiven
+    )
 
 
-def is_promotable(facts: AccountFacts, sums: AccountSums, *, trust_threshold: int | None, now: datetime) -> bool:
-    """Whether an account has earned trust by itself; suspicion, asked separately, still stands against it."""
+def is_promotable(
+    facts: AccountFacts, sums: AccountSums, *, trust_threshold: int | None, now: datetime
+) -> bool:
+    """Whether an account has earned trust by itself; suspicion, asked separately, still stands
+    against it.
+    """
     return (
         trust_threshold is not None
         and not facts.is_trusted
@@ -179,8 +216,12 @@ def is_promotable(facts: AccountFacts, sums: AccountSums, *, trust_threshold: in
     )
 
 
-def apply_currencies(session: Session, postings: Sequence[Row[Any]], *, trust_threshold: int | None, now: datetime) -> Promotions:
-    """Fold claimed postings into balances, escrows and holds, and book what the floors and promotions add."""
+def apply_currencies(
+    session: Session, postings: Sequence[Row[Any]], *, trust_threshold: int | None, now: datetime
+) -> Promotions:
+    """Fold claimed postings into balances, escrows and holds, and book what the floors and
+    promotions add.
+    """
     if not postings:
         return Promotions()
     sums = sum_currencies(postings)
@@ -192,19 +233,24 @@ def apply_currencies(session: Session, postings: Sequence[Row[Any]], *, trust_th
     }
     promoted = candidates - _list_suspicious_users(session, candidates)
     folded = {
-        user_id: fold_account(account, sums[user_id], gains_trust=user_id in promoted) for user_id, account in facts.items()
+        user_id: fold_account(account, sums[user_id], gains_trust=user_id in promoted)
+        for user_id, account in facts.items()
     }
     _write_balances(session, folded, sums, now)
     _write_consumption(session, postings)
     _book_adjustments(session, folded, now)
     _grant_trust(session, promoted)
-    return Promotions(trusted_user_ids=tuple(sorted(promoted)), statistics=_build_drained_statistics(folded))
+    return Promotions(
+        trusted_user_ids=tuple(sorted(promoted)), statistics=_build_drained_statistics(folded)
+    )
 
 
 def _lock_accounts(session: Session, user_ids: Iterable[int]) -> dict[int, AccountFacts]:
     """The facts of these users, their rows locked in order of id until the applier commits."""
     is_trusted = exists().where(
-        UserRole.user_id == User.id, UserRole.user_role == UserRoleTypes.TRUSTED, UserRole.value.is_(True)
+        UserRole.user_id == User.id,
+        UserRole.user_role == UserRoleTypes.TRUSTED,
+        UserRole.value.is_(True),
     )
     rows = session.execute(
         select(
@@ -224,7 +270,8 @@ def _lock_accounts(session: Session, user_ids: Iterable[int]) -> dict[int, Accou
     )
     return {
         row.id: AccountFacts(
-            # The first posting of an account that is older than the ledger starts from the balance it had.
+            # The first posting of an account that is older than the ledger starts from the balance
+            # it had.
             balance=Decimal(row.kudos) if row.balance is None else row.balance,
             escrow=Decimal(row.evaluating_kudos) if row.escrow is None else row.escrow,
             floor=get_kudos_floor(row.id, row.oauth_id),
@@ -237,20 +284,25 @@ def _lock_accounts(session: Session, user_ids: Iterable[int]) -> dict[int, Accou
 
 
 def _list_suspicious_users(session: Session, candidates: set[int]) -> set[int]:
-    """Those with so many points of suspicion that a person has to decide. No statement without candidates."""
+    """Those with so many points of suspicion that a person has to decide. No statement without
+    candidates.
+    """
     if not candidates:
         return set()
-    statement = text(
-        """
+    statement = text("""
         SELECT user_id FROM user_suspicions WHERE user_id = ANY(CAST(:user_ids AS integer[]))
         GROUP BY user_id HAVING count(*) >= :limit
-        """
+        """)
+    return set(
+        session.scalars(statement, {"user_ids": sorted(candidates), "limit": SUSPICION_LIMIT})
     )
-    return set(session.scalars(statement, {"user_ids": sorted(candidates), "limit": SUSPICION_LIMIT}))
 
 
 def _write_balances(
-    session: Session, folded: Mapping[int, FoldedAccount], sums: Mapping[int, AccountSums], now: datetime
+    session: Session,
+    folded: Mapping[int, FoldedAccount],
+    sums: Mapping[int, AccountSums],
+    now: datetime,
 ) -> None:
     """Write the balances to the cent, and the whole kudos of them where everybody reads them.
 
@@ -264,8 +316,7 @@ def _write_balances(
         "now": now,
     }
     session.execute(
-        text(
-            """
+        text("""
             INSERT INTO kudos_balance_snapshots (user_id, balance, escrow, opening_balance, opening_escrow, updated)
             SELECT users.id, folded.balance, folded.escrow, users.kudos, users.evaluating_kudos, :now
             FROM unnest(CAST(:user_ids AS integer[]), CAST(:balances AS numeric[]), CAST(:escrows AS numeric[]))
@@ -273,21 +324,18 @@ def _write_balances(
             JOIN users ON users.id = folded.user_id
             ON CONFLICT (user_id) DO UPDATE
             SET balance = excluded.balance, escrow = excluded.escrow, updated = excluded.updated
-            """
-        ),
+            """),
         columns,
     )
     session.execute(
-        text(
-            """
+        text("""
             UPDATE users
             SET kudos = floor(folded.balance), evaluating_kudos = least(floor(folded.escrow), 2147483647),
                 last_active = greatest(users.last_active, folded.last_active)
             FROM unnest(CAST(:user_ids AS integer[]), CAST(:balances AS numeric[]), CAST(:escrows AS numeric[]),
                 CAST(:last_active AS timestamp[])) AS folded (user_id, balance, escrow, last_active)
             WHERE users.id = folded.user_id
-            """
-        ),
+            """),
         columns,
     )
 
@@ -301,19 +349,19 @@ def _write_consumption(session: Session, postings: Iterable[Row[Any]]) -> None:
     if not spent:
         return
     session.execute(
-        text(
-            """
+        text("""
             UPDATE kudos_reservations SET consumed = consumed + spent.amount
             FROM unnest(CAST(:business_ids AS varchar[]), CAST(:amounts AS numeric[])) AS spent (business_id, amount)
             WHERE kudos_reservations.business_id = spent.business_id
-            """
-        ),
+            """),
         {"business_ids": list(spent), "amounts": list(spent.values())},
     )
 
 
 def _book_adjustments(session: Session, folded: Mapping[int, FoldedAccount], now: datetime) -> None:
-    """Book forgiven debt and promoted escrow, born applied, so that replaying the postings gives the balances."""
+    """Book forgiven debt and promoted escrow, born applied, so that replaying the postings gives
+    the balances.
+    """
     rows = []
     for user_id, account in folded.items():
         moves = (
@@ -344,13 +392,11 @@ def _grant_trust(session: Session, user_ids: set[int]) -> None:
     if not user_ids:
         return
     session.execute(
-        text(
-            """
+        text("""
             INSERT INTO user_roles (user_id, user_role, value)
             SELECT unnest(CAST(:user_ids AS integer[])), 'TRUSTED', true
             ON CONFLICT (user_id, user_role) DO UPDATE SET value = true
-            """
-        ),
+            """),
         {"user_ids": sorted(user_ids)},
     )
     session.execute(
@@ -379,18 +425,27 @@ def _build_drained_statistics(folded: Mapping[int, FoldedAccount]) -> tuple[Stat
 
 
 def find_statistic_fault(posting: Row[Any]) -> str | None:
-    """Why a statistic posting can never be added to anything, by its own columns; None for a good one."""
+    """Why a statistic posting can never be added to anything, by its own columns; None for a good
+    one.
+    """
     belongs_to_user = posting.target in (StatTarget.USER_STATS, StatTarget.USER_RECORDS)
     belongs_to_worker = posting.target in (StatTarget.WORKERS, StatTarget.WORKER_STATS)
     if not belongs_to_user and not belongs_to_worker:
         return "unknown target"
-    if (posting.user_id is not None) != belongs_to_user or (posting.worker_id is not None) != belongs_to_worker:
+    if (posting.user_id is not None) != belongs_to_user or (
+        posting.worker_id is not None
+    ) != belongs_to_worker:
         return "has to name exactly the user or the worker of its target"
-    if posting.target == StatTarget.USER_RECORDS and (posting.name not in UserRecordTypes.__members__ or not posting.record):
+    if posting.target == StatTarget.USER_RECORDS and (
+        posting.name not in UserRecordTypes.__members__ or not posting.record
+    ):
         return "unknown record"
     if posting.target == StatTarget.WORKERS and posting.name not in WORKER_COUNTERS:
         return "unknown counter"
-    if posting.target in (StatTarget.USER_STATS, StatTarget.WORKER_STATS) and len(posting.name) > 20:
+    if (
+        posting.target in (StatTarget.USER_STATS, StatTarget.WORKER_STATS)
+        and len(posting.name) > 20
+    ):
         return "action longer than its column"
     return None
 
@@ -410,22 +465,42 @@ def sum_statistics(postings: Iterable[Any]) -> StatisticSums:
     return sums
 
 
-def apply_statistics(session: Session, postings: Sequence[Row[Any]], additions: Sequence[Statistic]) -> None:
-    """Fold claimed statistic postings into counters; those that never can are set aside with their reason.
+def apply_statistics(
+    session: Session, postings: Sequence[Row[Any]], additions: Sequence[Statistic]
+) -> None:
+    """Fold claimed statistic postings into counters; those that never can are set aside with their
+    reason.
 
-    `additions` come from this very fold. Counters of kudos are whole numbers: they round at each fold, balances do not.
+    `additions` come from this very fold. Counters of kudos are whole numbers: they round at each
+    fold, balances do not.
     """
     if not postings and not additions:
         return
-    faults = {posting.id: fault for posting in postings if (fault := find_statistic_fault(posting)) is not None}
+    faults = {
+        posting.id: fault
+        for posting in postings
+        if (fault := find_statistic_fault(posting)) is not None
+    }
     good = [posting for posting in postings if posting.id not in faults]
     sums = sum_statistics([*good, *additions])
-    known_users = set(session.scalars(select(User.id).where(User.id.in_(sums.user_ids())))) if sums.user_ids() else set()
-    _write_user_stats(session, {key: amount for key, amount in sums.user_stats.items() if key[0] in known_users})
-    _write_user_records(session, {key: amount for key, amount in sums.user_records.items() if key[0] in known_users})
-    # Workers last: a poll that holds its worker's row then delays the applier's end, not what others wait for.
+    known_users = (
+        set(session.scalars(select(User.id).where(User.id.in_(sums.user_ids()))))
+        if sums.user_ids()
+        else set()
+    )
+    _write_user_stats(
+        session, {key: amount for key, amount in sums.user_stats.items() if key[0] in known_users}
+    )
+    _write_user_records(
+        session, {key: amount for key, amount in sums.user_records.items() if key[0] in known_users}
+    )
+    # Workers last: a poll that holds its worker's row then delays the applier's end, not what
+    # others wait for.
     known_workers = _lock_workers(session, sums.worker_ids())
-    _write_worker_stats(session, {key: amount for key, amount in sums.worker_stats.items() if key[0] in known_workers})
+    _write_worker_stats(
+        session,
+        {key: amount for key, amount in sums.worker_stats.items() if key[0] in known_workers},
+    )
     _write_workers(session, sums.workers, known_workers)
     for posting in good:
         if posting.user_id is not None and posting.user_id not in known_users:
@@ -439,7 +514,12 @@ def _lock_workers(session: Session, worker_ids: set[UUID]) -> set[UUID]:
     """Those of the workers that exist, their rows locked in order of id."""
     if not worker_ids:
         return set()
-    statement = select(Worker.id).where(Worker.id.in_(worker_ids)).order_by(Worker.id).with_for_update(key_share=True)
+    statement = (
+        select(Worker.id)
+        .where(Worker.id.in_(worker_ids))
+        .order_by(Worker.id)
+        .with_for_update(key_share=True)
+    )
     return set(session.scalars(statement))
 
 
@@ -451,13 +531,11 @@ def _write_user_stats(session: Session, sums: Mapping[tuple[int, str], Decimal])
     if not sums:
         return
     session.execute(
-        text(
-            """
+        text("""
             INSERT INTO user_stats (user_id, action, value)
             SELECT * FROM unnest(CAST(:user_ids AS integer[]), CAST(:actions AS varchar[]), CAST(:amounts AS bigint[]))
             ON CONFLICT (user_id, action) DO UPDATE SET value = user_stats.value + excluded.value
-            """
-        ),
+            """),
         {
             "user_ids": [key[0] for key in sums],
             "actions": [key[1] for key in sums],
@@ -470,15 +548,13 @@ def _write_user_records(session: Session, sums: Mapping[tuple[int, str, str], De
     if not sums:
         return
     session.execute(
-        text(
-            """
+        text("""
             INSERT INTO user_records (user_id, record_type, record, value)
             SELECT user_id, CAST(kind AS userrecordtypes), record, amount
             FROM unnest(CAST(:user_ids AS integer[]), CAST(:kinds AS varchar[]), CAST(:records AS varchar[]),
                 CAST(:amounts AS float[])) AS added (user_id, kind, record, amount)
             ON CONFLICT (user_id, record_type, record) DO UPDATE SET value = user_records.value + excluded.value
-            """
-        ),
+            """),
         {
             "user_ids": [key[0] for key in sums],
             "kinds": [key[1] for key in sums],
@@ -492,13 +568,11 @@ def _write_worker_stats(session: Session, sums: Mapping[tuple[UUID, str], Decima
     if not sums:
         return
     session.execute(
-        text(
-            """
+        text("""
             INSERT INTO worker_stats (worker_id, action, value)
             SELECT * FROM unnest(CAST(:worker_ids AS uuid[]), CAST(:actions AS varchar[]), CAST(:amounts AS bigint[]))
             ON CONFLICT (worker_id, action) DO UPDATE SET value = worker_stats.value + excluded.value
-            """
-        ),
+            """),
         {
             "worker_ids": [str(key[0]) for key in sums],
             "actions": [key[1] for key in sums],
@@ -507,24 +581,25 @@ def _write_worker_stats(session: Session, sums: Mapping[tuple[UUID, str], Decima
     )
 
 
-def _write_workers(session: Session, sums: Mapping[tuple[UUID, str], Decimal], known_workers: set[UUID]) -> None:
+def _write_workers(
+    session: Session, sums: Mapping[tuple[UUID, str], Decimal], known_workers: set[UUID]
+) -> None:
     worker_ids = sorted({key[0] for key in sums} & known_workers)
     if not worker_ids:
         return
     amounts = {
-        counter: [_to_whole(sums.get((worker_id, counter), ZERO)) for worker_id in worker_ids] for counter in WORKER_COUNTERS
+        counter: [_to_whole(sums.get((worker_id, counter), ZERO)) for worker_id in worker_ids]
+        for counter in WORKER_COUNTERS
     }
     session.execute(
-        text(
-            """
+        text("""
             UPDATE workers
             SET kudos = workers.kudos + added.kudos, contributions = workers.contributions + added.contributions,
                 fulfilments = workers.fulfilments + added.fulfilments
             FROM unnest(CAST(:worker_ids AS uuid[]), CAST(:kudos AS bigint[]), CAST(:contributions AS bigint[]),
                 CAST(:fulfilments AS integer[])) AS added (worker_id, kudos, contributions, fulfilments)
             WHERE workers.id = added.worker_id
-            """
-        ),
+            """),
         {"worker_ids": [str(worker_id) for worker_id in worker_ids], **amounts},
     )
 
@@ -534,12 +609,10 @@ def _quarantine(session: Session, faults: Mapping[int, str]) -> None:
     if not faults:
         return
     session.execute(
-        text(
-            """
+        text("""
             UPDATE kudos_stat_events SET applied = false, quarantine_reason = fault.reason
             FROM unnest(CAST(:ids AS bigint[]), CAST(:reasons AS varchar[])) AS fault (id, reason)
             WHERE kudos_stat_events.id = fault.id
-            """
-        ),
+            """),
         {"ids": list(faults), "reasons": list(faults.values())},
     )

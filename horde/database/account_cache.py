@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Accounts by key hash, kept in process for a few seconds so that a pop or submit pays no query for its key.
+"""Accounts by key hash, kept in process for a few seconds so that a pop or submit pays no query for
+its key.
 
-A change is told to every process through Redis. Without Redis a change takes effect when the entry expires.
+A change is told to every process through Redis. Without Redis a change takes effect when the entry
+expires.
 """
 
 import threading
@@ -13,22 +15,28 @@ from horde import redis_ctrl
 from horde.redis_ctrl import RedisUnavailable
 
 CACHE_SECONDS = 5.0
-MAX_ENTRIES = 10_000  # bounds the memory; far above the keys that one process sees in the cache's lifetime
+# Bounds the memory; far above the keys that one process sees in the cache's lifetime.
+MAX_ENTRIES = 10_000
 CHANGE_CHANNEL = "horde:account_changed"
 
 
 class AccountCache[T]:
     """Values by key hash, each belonging to one user. Safe for threads."""
 
-    def __init__(self, lifetime_seconds: float = CACHE_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, lifetime_seconds: float = CACHE_SECONDS, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._lifetime_seconds, self._clock = lifetime_seconds, clock
         self._lock = threading.Lock()
-        self._entries: dict[str, tuple[float, int, T]] = {}  # in order of insertion, hence of expiry
+        # In order of insertion, hence of expiry.
+        self._entries: dict[str, tuple[float, int, T]] = {}
         self._generation = 0
 
     @property
     def generation(self) -> int:
-        """Changes with every forgotten account: read it before the query whose result `put` stores."""
+        """Changes with every forgotten account: read it before the query whose result `put`
+        stores.
+        """
         return self._generation
 
     def find(self, key_hash: str) -> T | None:
@@ -37,7 +45,9 @@ class AccountCache[T]:
         return entry[2] if entry is not None and self._clock() < entry[0] else None
 
     def put(self, key_hash: str, user_id: int, value: T, generation: int) -> None:
-        """Keep a value, unless an account was forgotten since `generation`: the value may be from before the change."""
+        """Keep a value, unless an account was forgotten since `generation`: the value may be from
+        before the change.
+        """
         with self._lock:
             if generation != self._generation:
                 return
@@ -50,7 +60,9 @@ class AccountCache[T]:
         """Drop what belongs to a user."""
         with self._lock:
             self._generation += 1
-            self._entries = {key: entry for key, entry in self._entries.items() if entry[1] != user_id}
+            self._entries = {
+                key: entry for key, entry in self._entries.items() if entry[1] != user_id
+            }
 
     def clear(self) -> None:
         """Drop everything, as after a gap in which changes may have been missed."""
@@ -68,7 +80,9 @@ def watch_account_changes(cache: AccountCache[Any]) -> None:
 
 
 def publish_account_change(user_id: int) -> None:
-    """Make every process forget what it knows of an account. Best effort; call it after the commit."""
+    """Make every process forget what it knows of an account. Best effort; call it after the
+    commit.
+    """
     _forget_everywhere_here(user_id)
     try:
         redis_ctrl.publish(CHANGE_CHANNEL, str(user_id))
@@ -77,7 +91,9 @@ def publish_account_change(user_id: int) -> None:
 
 
 def start_account_listener(stop: threading.Event) -> threading.Thread:
-    """Hear of the changes other processes make, until `stop` is set. Start it once in each serving process."""
+    """Hear of the changes other processes make, until `stop` is set. Start it once in each serving
+    process.
+    """
     thread = threading.Thread(
         target=redis_ctrl.listen,
         args=(CHANGE_CHANNEL, _handle_change, _handle_gap, stop),

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Countermeasures by address: timeouts, blocked networks, and the check of a worker's address. All of it lives in Redis.
+"""Countermeasures by address: timeouts, blocked networks, and the check of a worker's address. All
+of it lives in Redis.
 
 Without Redis nobody is timed out and no address is checked: generation goes on.
 Source: docs/explanation/countermeasures.md.
@@ -29,11 +30,13 @@ logger = get_logger(__name__)
 BLOCK_KEY_PREFIX = "ipblock_"
 BLOCK_LIST_SECONDS = 5.0  # how long another process may not know of a new block
 LONGEST_STATED_SECONDS = 4 * 24 * 3600  # beyond it the caller is blocked rather than asked to wait
-ENDLESS_SECONDS = 30 * 24 * 3600  # what a timeout without an end counts as: the longest a moderator can set
+# What a timeout without an end counts as: the longest a moderator can set.
+ENDLESS_SECONDS = 30 * 24 * 3600
 
 SAFE_BELOW_PROBABILITY = 0.93
 CHECKER_TIMEOUT_SECONDS = 2.0
-CHECKER_PAUSE_SECONDS = 10.0  # a checker that failed is left alone, or every pop would wait for it in turn
+# A checker that failed is left alone, or every pop would wait for it in turn.
+CHECKER_PAUSE_SECONDS = 10.0
 CHECKER_MAX_BYTES = 4096  # it answers with one number
 SAFETY_SECONDS = 6 * 3600
 PROCESS_SAFETY_SECONDS = 300.0  # also bounds how long an error of the checker counts as safe
@@ -47,29 +50,38 @@ class _Block:
 
 
 _blocks: TimedCache[None, tuple[_Block, ...]] = TimedCache(BLOCK_LIST_SECONDS)
-_safety: TimedCache[str, bool] = TimedCache(PROCESS_SAFETY_SECONDS, max_entries=MAX_REMEMBERED_ADDRESSES)
+_safety: TimedCache[str, bool] = TimedCache(
+    PROCESS_SAFETY_SECONDS, max_entries=MAX_REMEMBERED_ADDRESSES
+)
 _checker = CircuitBreaker(CHECKER_PAUSE_SECONDS)
 
 
 def find_timeout_seconds(address: str) -> int | None:
-    """Seconds for which nothing is accepted from the address; None when it is free, or Redis is away.
+    """Seconds for which nothing is accepted from the address; None when it is free, or Redis is
+    away.
 
     One round trip; blocked networks are read again every few seconds.
     """
     try:
-        own = redis_ctrl.call(redis_ctrl.address_timeout_db, lambda client: client.pttl(build_limit_subject(address)))
+        own = redis_ctrl.call(
+            redis_ctrl.address_timeout_db, lambda client: client.pttl(build_limit_subject(address))
+        )
         return _read_remaining_seconds(own) or _find_block_seconds(address)
     except RedisUnavailable:
         return None
 
 
 def set_address_timeout(address: str, minutes: float) -> None:
-    """Refuse an IPv4 address, or the /64 of an IPv6 address, from now on for so long. Raises RedisUnavailable."""
+    """Refuse an IPv4 address, or the /64 of an IPv6 address, from now on for so long. Raises
+    RedisUnavailable.
+    """
     _write_timeout(build_limit_subject(address), minutes)
 
 
 def block_network(network: Network, minutes: float) -> None:
-    """Refuse a whole network from now on for so long; other processes follow in seconds. Raises RedisUnavailable."""
+    """Refuse a whole network from now on for so long; other processes follow in seconds. Raises
+    RedisUnavailable.
+    """
     _write_timeout(f"{BLOCK_KEY_PREFIX}{network}", minutes)
     _blocks.clear()
 
@@ -78,11 +90,15 @@ def check_address_timeout(address: str, *, for_worker: bool) -> None:
     """Refuse an address in timeout. Raises Forbidden, `TimeoutIP`."""
     seconds = find_timeout_seconds(address)
     if seconds is not None:
-        raise Forbidden(build_timeout_message(seconds, for_worker=for_worker), ReturnCode.TIMEOUT_IP)
+        raise Forbidden(
+            build_timeout_message(seconds, for_worker=for_worker), ReturnCode.TIMEOUT_IP
+        )
 
 
 def build_timeout_message(seconds: int, *, for_worker: bool) -> str:
-    """What the refused caller reads. A long block names no end: it was set by a person, whom the caller should ask."""
+    """What the refused caller reads. A long block names no end: it was set by a person, whom the
+    caller should ask.
+    """
     reason = "workers from it are not served" if for_worker else "requests from it are not accepted"
     if seconds > LONGEST_STATED_SECONDS:
         return f"This address is blocked: {reason}. Contact the operators if this is a mistake."
@@ -93,14 +109,15 @@ def check_worker_address(address: str, *, is_exempt: bool, raid: bool, config: C
     """Refuse a worker behind an anonymising address.
 
     It may ask a service outside and wait for it: call it with no transaction open.
-    `is_exempt`: the owner is trusted, a patron, or may use a VPN. `raid`: unsafe addresses are let in, so that a
-    raider learns nothing from the refusal.
-    Raises Forbidden: `TooManyNewIPs` when nobody can tell now, `UnsafeIP`.
+    `is_exempt`: the owner is trusted, a patron, or may use a VPN. `raid`: unsafe addresses are let
+    in, so that a raider learns nothing from the refusal. Raises Forbidden: `TooManyNewIPs` when
+    nobody can tell now, `UnsafeIP`.
     """
     if is_exempt or is_safe_worker_address(address, config) or raid:
         return
     raise Forbidden(
-        "Workers behind a VPN or proxy need a trusted owner. Connect without it, or ask for the vpn role.",
+        "Workers behind a VPN or proxy need a trusted owner. Connect without it, or ask for the vpn"
+        " role.",
         ReturnCode.UNSAFE_IP,
     )
 
@@ -108,7 +125,8 @@ def check_worker_address(address: str, *, is_exempt: bool, raid: bool, config: C
 def is_safe_worker_address(address: str, config: Config) -> bool:
     """Whether the checker finds the address ordinary; True when there is none to ask.
 
-    Call it with no transaction open. Raises Forbidden, `TooManyNewIPs`, when the checker cannot answer now.
+    Call it with no transaction open. Raises Forbidden, `TooManyNewIPs`, when the checker cannot
+    answer now.
     """
     if not config.ip_checker or _is_whitelisted(address, config.whitelisted_addresses):
         return True
@@ -120,7 +138,9 @@ def _read_or_ask_safety(address: str, config: Config) -> bool:
     try:
         stored = redis_ctrl.get_json(subject, redis_ctrl.address_safety_db)
     except RedisUnavailable:
-        return True  # answers could not be shared, and asking anew in every process exhausts the checker's quota
+        # Answers could not be shared, and asking anew in every process exhausts the checker's
+        # quota.
+        return True
     if isinstance(stored, bool):
         return stored
     answer = _ask_checker(address, config)
@@ -134,15 +154,23 @@ def _read_or_ask_safety(address: str, config: Config) -> bool:
 
 
 def _ask_checker(address: str, config: Config) -> bool | None:
-    """Whether the address is safe; None when the checker refuses to say, which is safe but not worth storing."""
+    """Whether the address is safe; None when the checker refuses to say, which is safe but not
+    worth storing.
+    """
     if not _checker.admits():
         raise _checker_unavailable()
     url = config.ip_checker.replace("{ip}", quote(address, safe=""))
     try:
-        answer = fetch_text(url, timeout_seconds=CHECKER_TIMEOUT_SECONDS, max_bytes=CHECKER_MAX_BYTES)
+        answer = fetch_text(
+            url, timeout_seconds=CHECKER_TIMEOUT_SECONDS, max_bytes=CHECKER_MAX_BYTES
+        )
         if answer.status == 429:
             raise OutboundFailed("The checker is over its quota.")
-        is_safe = _parse_answer(answer.text, config.ip_checker_no_data) if 200 <= answer.status < 300 else None
+        is_safe = (
+            _parse_answer(answer.text, config.ip_checker_no_data)
+            if 200 <= answer.status < 300
+            else None
+        )
     except (OutboundFailed, ValueError) as error:
         _checker.record_failure()
         logger.warning("horde.address_checker.failed", extra={"error_class": type(error).__name__})
@@ -162,7 +190,10 @@ def _parse_answer(text: str, no_data: str) -> bool:
 
 
 def _checker_unavailable() -> Forbidden:
-    return Forbidden("Too many new addresses are being checked right now. Try again later.", ReturnCode.TOO_MANY_NEW_IPS)
+    return Forbidden(
+        "Too many new addresses are being checked right now. Try again later.",
+        ReturnCode.TOO_MANY_NEW_IPS,
+    )
 
 
 def _is_whitelisted(address: str, whitelist: tuple[str, ...]) -> bool:
@@ -185,7 +216,10 @@ def _read_blocks() -> tuple[_Block, ...]:
     """Every blocked network. Raises RedisUnavailable."""
     keys, remaining = redis_ctrl.call(redis_ctrl.address_timeout_db, _read_block_keys)
     now = time.monotonic()
-    blocks = (_parse_block(key, milliseconds, now) for key, milliseconds in zip(keys, remaining, strict=True))
+    blocks = (
+        _parse_block(key, milliseconds, now)
+        for key, milliseconds in zip(keys, remaining, strict=True)
+    )
     return tuple(block for block in blocks if block is not None)
 
 
@@ -214,4 +248,7 @@ def _read_remaining_seconds(milliseconds: int) -> int | None:
 
 
 def _write_timeout(key: str, minutes: float) -> None:
-    redis_ctrl.call(redis_ctrl.address_timeout_db, lambda client: client.set(key, "1", px=round(minutes * 60_000)))
+    redis_ctrl.call(
+        redis_ctrl.address_timeout_db,
+        lambda client: client.set(key, "1", px=round(minutes * 60_000)),
+    )

@@ -14,7 +14,8 @@ from typing import Any
 from horde import redis_ctrl
 from horde.redis_ctrl import RedisUnavailable
 
-_caches: list["TimedCache[object, object]"] = []  # every cache of the process, so that tests can start without them
+# Every cache of the process, so that tests can start without them.
+_caches: list["TimedCache[object, object]"] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +25,30 @@ class _Entry[V]:
 
 
 class TimedCache[K: Hashable, V]:
-    """Values by key for `lifetime_seconds`. One thread computes a value while others take the old one or wait.
+    """Values by key for `lifetime_seconds`. One thread computes a value while others take the old
+    one or wait.
 
-    An old value is handed out for at most one more lifetime, and only while somebody computes the new one.
+    An old value is handed out for at most one more lifetime, and only while somebody computes the
+    new one.
     """
 
-    def __init__(self, lifetime_seconds: float, *, max_entries: int = 1000, clock: Callable[[], float] = time.monotonic) -> None:
-        self._lifetime_seconds, self._max_entries, self._clock = lifetime_seconds, max_entries, clock
+    def __init__(
+        self,
+        lifetime_seconds: float,
+        *,
+        max_entries: int = 1000,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._lifetime_seconds, self._max_entries, self._clock = (
+            lifetime_seconds,
+            max_entries,
+            clock,
+        )
         self._entries: OrderedDict[K, _Entry[V]] = OrderedDict()
         self._computing: dict[K, threading.Lock] = {}
         self._lock = threading.Lock()
-        self._version = 0  # moves when something is forgotten: what was computed before must not be kept after
+        # Moves when something is forgotten: what was computed before must not be kept after.
+        self._version = 0
         _caches.append(self)  # type: ignore[arg-type]
 
     def get(self, key: K, compute: Callable[[], V]) -> V:
@@ -90,7 +104,8 @@ def clear_all() -> None:
 
 
 def read_shared[V](key: str, parse: Callable[[Any], V]) -> V | None:
-    """What any process shared under `key`; None when there is nothing, no Redis, or a value that `parse` cannot take.
+    """What any process shared under `key`; None when there is nothing, no Redis, or a value that
+    `parse` cannot take.
 
     A server of another version may have written the value, so its shape is never trusted.
     """
@@ -110,7 +125,9 @@ def write_shared(key: str, value: object, ttl_seconds: float) -> None:
 
 
 def forget_shared(*keys: str) -> None:
-    """Withdraw shared values. Best effort: without Redis nobody can read them either, and they expire."""
+    """Withdraw shared values. Best effort: without Redis nobody can read them either, and they
+    expire.
+    """
     try:
         redis_ctrl.delete(*keys)
     except RedisUnavailable:

@@ -35,7 +35,8 @@ TEXT_WORKER_TYPE = "text_worker"
 WORKERS_EPOCH_KEY = "horde:text_workers:epoch"
 WORKERS_COPY_SECONDS = 5.0  # how long a copy lives while no worker changed
 VERDICT_SECONDS = 60.0
-_QUEUE_REFUSALS = frozenset({SkipReason.BRIDGE_VERSION, SkipReason.SLOW})  # by the queue query: it never asks such a worker
+# By the queue query: it never asks such a worker.
+_QUEUE_REFUSALS = frozenset({SkipReason.BRIDGE_VERSION, SkipReason.SLOW})
 MAX_CACHED_VERDICTS = 20_000
 
 
@@ -67,15 +68,20 @@ class WorkerAvailability:
 
     @property
     def tokens_per_second(self) -> float:
-        """Their speed together, each counted once a thread; an unmeasured worker at its assumed speed."""
+        """Their speed together, each counted once a thread; an unmeasured worker at its assumed
+        speed.
+        """
         return sum(
-            get_effective_text_worker_speed(online.worker.speed) * max(online.worker.threads, 1) for online in self.workers
+            get_effective_text_worker_speed(online.worker.speed) * max(online.worker.threads, 1)
+            for online in self.workers
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextWorkerBounds:
-    """How many online workers serve a list of models, and the most any of them takes; None with none."""
+    """How many online workers serve a list of models, and the most any of them takes; None with
+    none.
+    """
 
     worker_count: int
     max_context_length: int | None
@@ -83,7 +89,9 @@ class TextWorkerBounds:
 
 
 class _WorkersCopy:
-    """The online workers as this process last read them; valid while the shared epoch stands still."""
+    """The online workers as this process last read them; valid while the shared epoch stands
+    still.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -96,17 +104,30 @@ _copy = _WorkersCopy()
 
 
 def note_text_workers_changed() -> None:
-    """Make every process read the workers anew: one appeared, left maintenance, or offers something else. Best effort."""
+    """Make every process read the workers anew: one appeared, left maintenance, or offers something
+    else. Best effort.
+    """
     _copy.made = float("-inf")
     _verdicts.forget_negative()
     increment_counter(WORKERS_EPOCH_KEY)
 
 
 def _build_list_online_workers() -> Select[Any]:
-    is_trusted = (roles.c.user_id == workers.c.user_id) & (roles.c.user_role == UserRoleTypes.TRUSTED) & roles.c.value
-    models = select(func.array_agg(offers.c.model)).where(offers.c.worker_id == workers.c.id).scalar_subquery()
-    return select(*workers.c, models.label("models"), exists().where(is_trusted).label("owner_trusted")).where(
-        workers.c.worker_type == TEXT_WORKER_TYPE, workers.c.last_check_in >= bindparam("online_since", type_=DateTime)
+    is_trusted = (
+        (roles.c.user_id == workers.c.user_id)
+        & (roles.c.user_role == UserRoleTypes.TRUSTED)
+        & roles.c.value
+    )
+    models = (
+        select(func.array_agg(offers.c.model))
+        .where(offers.c.worker_id == workers.c.id)
+        .scalar_subquery()
+    )
+    return select(
+        *workers.c, models.label("models"), exists().where(is_trusted).label("owner_trusted")
+    ).where(
+        workers.c.worker_type == TEXT_WORKER_TYPE,
+        workers.c.last_check_in >= bindparam("online_since", type_=DateTime),
     )
 
 
@@ -115,7 +136,9 @@ _LIST_ONLINE_WORKERS = _build_list_online_workers()
 
 
 def list_online_text_workers(session: Session, now: datetime) -> tuple[OnlineTextWorker, ...]:
-    """Every text worker that polled within the online window, in one statement; the rows belong to no session."""
+    """Every text worker that polled within the online window, in one statement; the rows belong to
+    no session.
+    """
     rows = session.execute(_LIST_ONLINE_WORKERS, {"online_since": online_since(now)})
     return tuple(
         OnlineTextWorker(
@@ -132,7 +155,9 @@ def build_stored_text_worker(row: Row[Any]) -> TextWorker:
     return TextWorker(**{column.name: row._mapping[column] for column in workers.c})
 
 
-_FIND_NAMED_WORKER = select(*workers.c).where(workers.c.name == bindparam("name"), workers.c.worker_type == TEXT_WORKER_TYPE)
+_FIND_NAMED_WORKER = select(*workers.c).where(
+    workers.c.name == bindparam("name"), workers.c.worker_type == TEXT_WORKER_TYPE
+)
 
 
 def find_named_text_worker(session: Session, name: str) -> TextWorker | None:
@@ -144,11 +169,15 @@ def find_named_text_worker(session: Session, name: str) -> TextWorker | None:
 def get_online_text_workers(session: Session, now: datetime) -> tuple[OnlineTextWorker, ...]:
     """The online text workers: from memory while none changed, else in one statement.
 
-    Workers that change raise a counter on Redis, so that a process never answers from before the change; without
-    Redis every call reads. Speeds, which drift slowly, may be a few seconds old.
+    Workers that change raise a counter on Redis, so that a process never answers from before the
+    change; without Redis every call reads. Speeds, which drift slowly, may be a few seconds old.
     """
     epoch = get_counter(WORKERS_EPOCH_KEY)
-    if epoch is not None and epoch == _copy.epoch and time.monotonic() - _copy.made < WORKERS_COPY_SECONDS:
+    if (
+        epoch is not None
+        and epoch == _copy.epoch
+        and time.monotonic() - _copy.made < WORKERS_COPY_SECONDS
+    ):
         return _copy.workers
     with _copy.lock:
         _copy.workers = list_online_text_workers(session, now)
@@ -161,8 +190,9 @@ def get_highest_text_worker_limits(
 ) -> TextWorkerBounds:
     """Online workers serving any of `models`, and the largest lengths among them, in one statement.
 
-    Chat counts workers that declared chat jobs with a model, by their chat limits; text counts workers offering a
-    model (any worker when none is named), by their text limits. Maintenance and pause do not matter here.
+    Chat counts workers that declared chat jobs with a model, by their chat limits; text counts
+    workers offering a model (any worker when none is named), by their text limits. Maintenance and
+    pause do not matter here.
     """
     context: Any = TextWorker.max_context_length
     length: Any = TextWorker.max_length
@@ -171,7 +201,9 @@ def get_highest_text_worker_limits(
         context, length = TextWorker.chat_max_context_length, TextWorker.chat_max_length
         serves = TextWorker.accepts_chat_jobs & TextWorker.chat_model_id.in_(models)
     elif models:
-        serves = exists().where(WorkerModel.worker_id == TextWorker.id, WorkerModel.model.in_(models))
+        serves = exists().where(
+            WorkerModel.worker_id == TextWorker.id, WorkerModel.model.in_(models)
+        )
     row = session.execute(
         select(func.count(), func.max(context), func.max(length))
         .select_from(TextWorker)
@@ -183,11 +215,19 @@ def get_highest_text_worker_limits(
 def build_eligibility_inputs(
     online: OnlineTextWorker, *, is_chat: bool, validated_backends: Collection[str], now: datetime
 ) -> EligibilityInputs:
-    """What eligibility needs of a stored worker; its minimum speed follows the model it would serve with."""
+    """What eligibility needs of a stored worker; its minimum speed follows the model it would serve
+    with.
+    """
     if is_chat:
-        multiplier = get_text_model_multiplier(online.worker.chat_model_id) if online.worker.chat_model_id else None
+        multiplier = (
+            get_text_model_multiplier(online.worker.chat_model_id)
+            if online.worker.chat_model_id
+            else None
+        )
     else:
-        multiplier = min((get_text_model_multiplier(model) for model in online.models), default=None)
+        multiplier = min(
+            (get_text_model_multiplier(model) for model in online.models), default=None
+        )
     return EligibilityInputs(
         models=online.models,
         owner_trusted=online.owner_trusted,
@@ -198,15 +238,23 @@ def build_eligibility_inputs(
 
 
 def get_worker_availability_for_request(
-    session: Session, request: TextRequestFacts, *, validated_backends: Collection[str], now: datetime
+    session: Session,
+    request: TextRequestFacts,
+    *,
+    validated_backends: Collection[str],
+    now: datetime,
 ) -> WorkerAvailability:
-    """The online workers that may serve a request, and the declaration gap when declarations are why none may."""
+    """The online workers that may serve a request, and the declaration gap when declarations are
+    why none may.
+    """
     eligible: list[OnlineTextWorker] = []
     refusals: list[ChatRefusal] = []
     for online in get_online_text_workers(session, now):
         if not _is_asked(online, request):
             continue
-        inputs = build_eligibility_inputs(online, is_chat=request.is_chat, validated_backends=validated_backends, now=now)
+        inputs = build_eligibility_inputs(
+            online, is_chat=request.is_chat, validated_backends=validated_backends, now=now
+        )
         refusal = online.worker.can_generate_with_eligibility_inputs(request, inputs)
         if refusal is None:
             eligible.append(online)
@@ -217,7 +265,9 @@ def get_worker_availability_for_request(
 
 
 def _is_asked(online: OnlineTextWorker, request: TextRequestFacts) -> bool:
-    """Whether the queue query would put the request before this worker at all: its refusal then tells something."""
+    """Whether the queue query would put the request before this worker at all: its refusal then
+    tells something.
+    """
     worker = online.worker
     if (worker.maintenance or worker.paused) and worker.user_id != request.user_id:
         return False
@@ -229,16 +279,24 @@ def _is_asked(online: OnlineTextWorker, request: TextRequestFacts) -> bool:
 
 
 def find_chat_declaration_gap(refusals: Sequence[ChatRefusal]) -> dict[str, Any] | None:
-    """What the workers' declarations lack for a request, when that and nothing else keeps every one of them from it.
+    """What the workers' declarations lack for a request, when that and nothing else keeps every one
+    of them from it.
 
-    None with no worker left to refuse, or when one refuses for a reason that can change while the request waits.
+    None with no worker left to refuse, or when one refuses for a reason that can change while the
+    request waits.
     """
-    if not refusals or any(not (refusal.missing_declarations or refusal.exceeded_limits) for refusal in refusals):
+    if not refusals or any(
+        not (refusal.missing_declarations or refusal.exceeded_limits) for refusal in refusals
+    ):
         return None
     return {
         "kind": ChatServiceGapKind.DECLARATION_GAP.value,
-        "missing_declarations": sorted({name for refusal in refusals for name in refusal.missing_declarations}),
-        "exceeded_limits": sorted({name for refusal in refusals for name in refusal.exceeded_limits}),
+        "missing_declarations": sorted(
+            {name for refusal in refusals for name in refusal.missing_declarations}
+        ),
+        "exceeded_limits": sorted(
+            {name for refusal in refusals for name in refusal.exceeded_limits}
+        ),
     }
 
 
@@ -249,7 +307,9 @@ class _Verdict:
 
 
 class _Verdicts:
-    """Availability by request for a minute; a negative verdict is dropped as soon as any worker changes."""
+    """Availability by request for a minute; a negative verdict is dropped as soon as any worker
+    changes.
+    """
 
     def __init__(self) -> None:
         self._by_request: dict[UUID, _Verdict] = {}
@@ -261,7 +321,8 @@ class _Verdicts:
         if verdict is None or time.monotonic() - verdict.made >= VERDICT_SECONDS:
             return None
         if not verdict.availability.workers:
-            epoch = get_counter(WORKERS_EPOCH_KEY)  # asked for a no alone: a yes stands for its minute
+            # Asked for a no alone: a yes stands for its minute.
+            epoch = get_counter(WORKERS_EPOCH_KEY)
             if epoch is None or epoch != self._epoch:
                 return None
         return verdict.availability
@@ -280,7 +341,9 @@ class _Verdicts:
             self._drop_negative()
 
     def _drop_negative(self) -> None:
-        self._by_request = {key: value for key, value in self._by_request.items() if value.availability.workers}
+        self._by_request = {
+            key: value for key, value in self._by_request.items() if value.availability.workers
+        }
 
 
 _verdicts = _Verdicts()
@@ -289,7 +352,8 @@ _verdicts = _Verdicts()
 def remember_availability(wp_id: UUID, availability: WorkerAvailability) -> None:
     """Keep what was measured at creation for the request's first status reads.
 
-    Only who can serve it: a worker may have appeared since "nobody" was measured, and clients give up on the first no.
+    Only who can serve it: a worker may have appeared since "nobody" was measured, and clients give
+    up on the first no.
     """
     if availability.workers:
         _verdicts.remember(wp_id, availability, _copy.epoch)
@@ -298,15 +362,20 @@ def remember_availability(wp_id: UUID, availability: WorkerAvailability) -> None
 def get_stored_request_availability(
     session: Session, wp_id: UUID, *, validated_backends: Collection[str], now: datetime
 ) -> WorkerAvailability:
-    """The availability of a stored request, measured at most once a minute; none when the request is gone."""
+    """The availability of a stored request, measured at most once a minute; none when the request
+    is gone.
+    """
     known = _verdicts.find(wp_id)
     if known is not None:
         return known
-    epoch = get_counter(WORKERS_EPOCH_KEY)  # before the workers are read: a change meanwhile ends a no
+    # Before the workers are read: a change meanwhile ends a no.
+    epoch = get_counter(WORKERS_EPOCH_KEY)
     facts = find_request_facts(session, wp_id)
     if facts is None:
         return WorkerAvailability(workers=())
-    availability = get_worker_availability_for_request(session, facts, validated_backends=validated_backends, now=now)
+    availability = get_worker_availability_for_request(
+        session, facts, validated_backends=validated_backends, now=now
+    )
     _verdicts.remember(wp_id, availability, epoch)
     return availability
 
@@ -319,7 +388,8 @@ def forget_cached_availability() -> None:
 
 
 def estimate_wait_for_new_request(session: Session, availability: WorkerAvailability) -> int | None:
-    """Seconds until the eligible workers have done all that competes for them now; None with no eligible worker.
+    """Seconds until the eligible workers have done all that competes for them now; None with no
+    eligible worker.
 
     This sizes the free output allowance, so the request's own output is left out.
     """
@@ -340,7 +410,8 @@ def estimate_wait_of_stored_request(
     running_seconds: float,
     now: datetime,
 ) -> int:
-    """Seconds until a stored request is done: what competes ahead of it, its own output, its running jobs.
+    """Seconds until a stored request is done: what competes ahead of it, its own output, its
+    running jobs.
 
     Without an eligible worker the figures are those of the whole horde.
     """
@@ -355,7 +426,9 @@ def estimate_wait_of_stored_request(
     return _estimate(everybody, tokens + own_tokens, jobs + own_jobs, running_seconds)
 
 
-def _estimate(availability: WorkerAvailability, tokens: int, jobs: int, running_seconds: float = 0.0) -> int:
+def _estimate(
+    availability: WorkerAvailability, tokens: int, jobs: int, running_seconds: float = 0.0
+) -> int:
     return estimate_queue_wait_seconds(
         competing_tokens=tokens,
         competing_jobs=jobs,
@@ -368,13 +441,17 @@ def _estimate(availability: WorkerAvailability, tokens: int, jobs: int, running_
 def _get_competing_work(
     session: Session, snapshot: QueueSnapshot, availability: WorkerAvailability, before: UUID | None
 ) -> tuple[int, int]:
-    """Queued work that any of the eligible workers could take, judged by models, kind of job and lengths."""
+    """Queued work that any of the eligible workers could take, judged by models, kind of job and
+    lengths.
+    """
     facts = get_group_facts(session, snapshot)
     capabilities = {_get_capability(online) for online in availability.workers}
 
     def competes(group: QueueGroup) -> bool:
         request = facts.get(group.queue_class)
-        return request is not None and any(_could_take(capability, request, group) for capability in capabilities)
+        return request is not None and any(
+            _could_take(capability, request, group) for capability in capabilities
+        )
 
     return snapshot.get_competing_work(competes, before)
 
@@ -396,7 +473,15 @@ def _get_capability(online: OnlineTextWorker) -> _Capability:
 
 
 def _could_take(capability: _Capability, request: TextRequestFacts, group: QueueGroup) -> bool:
-    models, takes_text, max_length, max_context_length, chat_model, chat_max_length, chat_max_context_length = capability
+    (
+        models,
+        takes_text,
+        max_length,
+        max_context_length,
+        chat_model,
+        chat_max_length,
+        chat_max_context_length,
+    ) = capability
     if request.is_chat:
         return (
             chat_model in request.models
@@ -411,11 +496,18 @@ def _could_take(capability: _Capability, request: TextRequestFacts, group: Queue
     )
 
 
-def compute_longest_remaining_seconds(max_length: int, running: Iterable[tuple[float, datetime]], now: datetime) -> float:
-    """The most seconds any running job of a request still needs, from (worker speed, start) of each."""
+def compute_longest_remaining_seconds(
+    max_length: int, running: Iterable[tuple[float, datetime]], now: datetime
+) -> float:
+    """The most seconds any running job of a request still needs, from (worker speed, start) of
+    each.
+    """
     return max(
         (
-            max(0.0, max_length / get_effective_text_worker_speed(speed) - (now - start).total_seconds())
+            max(
+                0.0,
+                max_length / get_effective_text_worker_speed(speed) - (now - start).total_seconds(),
+            )
             for speed, start in running
         ),
         default=0.0,

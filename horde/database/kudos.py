@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """The ledger: append postings, hold kudos, fold postings into balances, prove the balances.
 
-Request transactions append and hold. Only `fold_postings` writes balances and counters, one applier at a time.
-Source: docs/explanation/kudos.md.
+Request transactions append and hold. Only `fold_postings` writes balances and counters, one applier
+at a time. Source: docs/explanation/kudos.md.
 """
 
 from collections.abc import Sequence
@@ -15,11 +15,28 @@ from uuid import UUID
 from sqlalchemy import select, text, update
 from sqlalchemy.orm import Session
 
-from horde.classes.base.kudos import Account, Currency, KudosPosting, KudosReservation, Movements, Statistic
-from horde.classes.base.user import ANONYMOUS_FLOOR, ANONYMOUS_ID, PSEUDONYMOUS_FLOOR, REGISTERED_FLOOR
+from horde.classes.base.kudos import (
+    Account,
+    Currency,
+    KudosPosting,
+    KudosReservation,
+    Movements,
+    Statistic,
+)
+from horde.classes.base.user import (
+    ANONYMOUS_FLOOR,
+    ANONYMOUS_ID,
+    PSEUDONYMOUS_FLOOR,
+    REGISTERED_FLOOR,
+)
 from horde.clock import utcnow
 from horde.config import Config
-from horde.database._kudos_fold import apply_currencies, apply_statistics, claim_currencies, claim_statistics
+from horde.database._kudos_fold import (
+    apply_currencies,
+    apply_statistics,
+    claim_currencies,
+    claim_statistics,
+)
 from horde.database.account_cache import publish_account_change
 from horde.db import after_commit, retry_deadlocks, transaction
 
@@ -27,7 +44,8 @@ from horde.db import after_commit, retry_deadlocks, transaction
 PAYER_LOCK = 0x4B55444F
 APPLIER_LOCK = 0x4B554450
 
-FOLD_BATCH = 1000  # rows a table: about 100 jobs, and well under a second of locks on the rows they add up to
+# Rows a table: about 100 jobs, and well under a second of locks on the rows they add up to.
+FOLD_BATCH = 1000
 
 
 class _State:
@@ -38,7 +56,9 @@ class _State:
 
 @dataclass(frozen=True, slots=True)
 class Discrepancy:
-    """One thing the audit found: `kind` says which rule is broken, the numbers what it should be and what is stored."""
+    """One thing the audit found: `kind` says which rule is broken, the numbers what it should be
+    and what is stored.
+    """
 
     kind: str
     subject: str
@@ -48,7 +68,9 @@ class Discrepancy:
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """The result of replaying the ledger. Unapplied and quarantined rows are no error: the first are on their way."""
+    """The result of replaying the ledger. Unapplied and quarantined rows are no error: the first
+    are on their way.
+    """
 
     accounts: int
     postings: int
@@ -65,8 +87,7 @@ def configure(config: Config) -> None:
 
 # Appending
 
-_APPEND = text(
-    """
+_APPEND = text("""
     WITH currencies AS (
         INSERT INTO kudos_ledger (event_id, entry_type, user_id, account, amount, reservation_id, created, applied)
         SELECT CAST(:event_id AS uuid), posting.*, :now, false
@@ -82,17 +103,20 @@ _APPEND = text(
         CAST(:stat_records AS varchar[]), CAST(:stat_user_ids AS integer[]), CAST(:stat_worker_ids AS uuid[]),
         CAST(:stat_amounts AS numeric[])
     ) AS posting
-    """
-)
+    """)
 
 
 def append_movements(session: Session, event_id: UUID, movements: Movements, now: datetime) -> None:
     """Append the postings of one business event, in one statement; none when nothing moves.
 
-    An event moves each balance at most once in each direction: the audit reports one that was booked twice.
+    An event moves each balance at most once in each direction: the audit reports one that was
+    booked twice.
     """
     if movements.currencies or movements.statistics:
-        columns = {**_build_currency_columns(movements.currencies), **_build_statistic_columns(movements.statistics)}
+        columns = {
+            **_build_currency_columns(movements.currencies),
+            **_build_statistic_columns(movements.statistics),
+        }
         session.execute(_APPEND, {"event_id": str(event_id), "now": now, **columns})
 
 
@@ -113,7 +137,9 @@ def _build_statistic_columns(statistics: Sequence[Statistic]) -> dict[str, list[
         "stat_names": [item.name for item in statistics],
         "stat_records": [item.record for item in statistics],
         "stat_user_ids": [item.user_id for item in statistics],
-        "stat_worker_ids": [None if item.worker_id is None else str(item.worker_id) for item in statistics],
+        "stat_worker_ids": [
+            None if item.worker_id is None else str(item.worker_id) for item in statistics
+        ],
         "stat_amounts": [item.amount for item in statistics],
     }
 
@@ -127,7 +153,8 @@ _FLOOR = f"""
          ELSE {REGISTERED_FLOOR} END
 """
 
-# Queued credits never count. Queued debits always do, unless an active hold, which counts in full, covers them already.
+# Queued credits never count. Queued debits always do, unless an active hold, which counts in full,
+# covers them already.
 _PAYER = f"""
     WITH pending AS (
         SELECT reservation_id, -sum(amount) AS total
@@ -155,9 +182,9 @@ _PAYER = f"""
 
 _AVAILABLE = text(f"{_PAYER} SELECT available FROM payer")
 
-# A hold that comes back to life covers `amount` on top of what its earlier life spent, folded or not.
-_HOLD = text(
-    f"""
+# A hold that comes back to life covers `amount` on top of what its earlier life spent, folded or
+# not.
+_HOLD = text(f"""
     {_PAYER}, known AS (
         SELECT user_id FROM kudos_reservations WHERE business_id = :business_id
     ), written AS (
@@ -172,11 +199,9 @@ _HOLD = text(
         RETURNING id
     )
     SELECT EXISTS (SELECT FROM written) AS held, (SELECT user_id FROM known) AS owner
-    """
-)
+    """)
 
-_PROJECTED = text(
-    f"""
+_PROJECTED = text(f"""
     SELECT coalesce(kudos_balance_snapshots.balance, users.kudos) + coalesce((
             SELECT sum(amount) FROM kudos_ledger
             WHERE user_id = :user_id AND applied IS FALSE AND account = '{Account.BALANCE}'
@@ -184,45 +209,61 @@ _PROJECTED = text(
         {_FLOOR} AS floor
     FROM users LEFT JOIN kudos_balance_snapshots ON kudos_balance_snapshots.user_id = users.id
     WHERE users.id = :user_id
-    """
-)
+    """)
 
 
 def get_available_kudos(session: Session, user_id: int) -> Decimal:
-    """What a user can spend now: the balance above its floor, less holds and queued debits. 0 for nobody."""
+    """What a user can spend now: the balance above its floor, less holds and queued debits. 0 for
+    nobody.
+    """
     available: Decimal | None = session.scalar(_AVAILABLE, {"user_id": user_id, "business_id": ""})
     return available if available is not None else Decimal(0)
 
 
 def get_effective_kudos(session: Session, user_id: int) -> Decimal:
-    """The balance as it will be once everything queued is folded, for answers that state a new balance."""
+    """The balance as it will be once everything queued is folded, for answers that state a new
+    balance.
+    """
     row = session.execute(_PROJECTED, {"user_id": user_id}).one()
     return Decimal(max(row.balance, row.floor))
 
 
 def get_projected_kudos(session: Session, user_id: int) -> Decimal:
-    """As `get_effective_kudos` before the floor lifts it: the difference to it is what reaches a wanted balance."""
+    """As `get_effective_kudos` before the floor lifts it: the difference to it is what reaches a
+    wanted balance.
+    """
     return Decimal(session.execute(_PROJECTED, {"user_id": user_id}).one().balance)
 
 
-def hold_kudos(session: Session, *, user_id: int, business_id: str, amount: Decimal, now: datetime) -> bool:
-    """Hold `amount` for a business id; False when the user cannot spare it. Two statements, none for an amount of 0.
+def hold_kudos(
+    session: Session, *, user_id: int, business_id: str, amount: Decimal, now: datetime
+) -> bool:
+    """Hold `amount` for a business id; False when the user cannot spare it. Two statements, none
+    for an amount of 0.
 
-    Takes the payer's lock until the transaction ends, so that two holds never count the same kudos. A released hold is
-    taken again by the payer it belonged to; raises ValueError when it belonged to another.
+    Takes the payer's lock until the transaction ends, so that two holds never count the same kudos.
+    A released hold is taken again by the payer it belonged to; raises ValueError when it belonged
+    to another.
     """
     if amount <= 0:
         return True
     # A statement of its own: the next one must see what the previous holder of the lock committed.
-    session.execute(text("SELECT pg_advisory_xact_lock(:kind, :user_id)"), {"kind": PAYER_LOCK, "user_id": user_id})
-    row = session.execute(_HOLD, {"user_id": user_id, "business_id": business_id, "amount": amount, "now": now}).one()
+    session.execute(
+        text("SELECT pg_advisory_xact_lock(:kind, :user_id)"),
+        {"kind": PAYER_LOCK, "user_id": user_id},
+    )
+    row = session.execute(
+        _HOLD, {"user_id": user_id, "business_id": business_id, "amount": amount, "now": now}
+    ).one()
     if row.owner is not None and row.owner != user_id:
         raise ValueError("this hold belongs to another payer")
     return bool(row.held)
 
 
 def release_hold(session: Session, business_id: str, now: datetime) -> None:
-    """Give back what a hold did not consume. Nothing happens when it was released before or never taken."""
+    """Give back what a hold did not consume. Nothing happens when it was released before or never
+    taken.
+    """
     release_holds(session, [business_id], now)
 
 
@@ -242,10 +283,12 @@ def release_holds(session: Session, business_ids: Sequence[str], now: datetime) 
 
 
 def fold_postings(*, batch: int = FOLD_BATCH) -> int:
-    """Fold up to `batch` unapplied rows of each kind into balances and counters; how many it folded.
+    """Fold up to `batch` unapplied rows of each kind into balances and counters; how many it
+    folded.
 
-    Opens its own transaction and is exactly once: rows are claimed, summed and marked in it, so a crash folds nothing.
-    Returns 0 when another applier is at work. Call again at once while it returns `batch` or more.
+    Opens its own transaction and is exactly once: rows are claimed, summed and marked in it, so a
+    crash folds nothing. Returns 0 when another applier is at work. Call again at once while it
+    returns `batch` or more.
     """
     return retry_deadlocks(lambda: _fold_once(batch))
 
@@ -253,12 +296,16 @@ def fold_postings(*, batch: int = FOLD_BATCH) -> int:
 def _fold_once(batch: int) -> int:
     now = utcnow()
     with transaction() as session:
-        locked = session.scalar(text("SELECT pg_try_advisory_xact_lock(:kind, 0)"), {"kind": APPLIER_LOCK})
+        locked = session.scalar(
+            text("SELECT pg_try_advisory_xact_lock(:kind, 0)"), {"kind": APPLIER_LOCK}
+        )
         if not locked:
             return 0
         currencies = claim_currencies(session, batch)
         statistics = claim_statistics(session, batch)
-        promotions = apply_currencies(session, currencies, trust_threshold=_State.trust_threshold, now=now)
+        promotions = apply_currencies(
+            session, currencies, trust_threshold=_State.trust_threshold, now=now
+        )
         apply_statistics(session, statistics, promotions.statistics)
         for user_id in promotions.trusted_user_ids:
             after_commit(session, partial(publish_account_change, user_id))
@@ -267,8 +314,7 @@ def _fold_once(batch: int) -> int:
 
 # Proving
 
-_AUDIT_BALANCES = text(
-    f"""
+_AUDIT_BALANCES = text(f"""
     WITH applied AS (
         SELECT user_id,
             coalesce(sum(amount) FILTER (WHERE account = '{Account.BALANCE}'), 0) AS balance,
@@ -292,11 +338,9 @@ _AUDIT_BALANCES = text(
     UNION ALL SELECT 'shown_escrow', id::text, least(floor(expected_escrow), 2147483647)::text, evaluating_kudos::text
     FROM accounts WHERE evaluating_kudos <> least(floor(expected_escrow), 2147483647)
     ORDER BY 1, 2
-    """
-)
+    """)
 
-_AUDIT_HOLDS = text(
-    """
+_AUDIT_HOLDS = text("""
     WITH spent AS (
         SELECT reservation_id, -sum(amount) AS total FROM kudos_ledger
         WHERE applied AND reservation_id IS NOT NULL GROUP BY reservation_id
@@ -309,40 +353,42 @@ _AUDIT_HOLDS = text(
     WHERE active AND business_id LIKE 'upfront:%'
         AND NOT EXISTS (SELECT FROM waiting_prompts WHERE 'upfront:' || waiting_prompts.id::text = business_id)
     ORDER BY 1, 2
-    """
-)
+    """)
 
-_AUDIT_EVENTS = text(
-    """
+_AUDIT_EVENTS = text("""
     SELECT 'booked_twice' AS kind, event_id::text AS subject, '1' AS expected, count(*)::text AS found
     FROM kudos_ledger
     GROUP BY event_id, entry_type, user_id, account, sign(amount) HAVING count(*) > 1
     ORDER BY 2
-    """
-)
+    """)
 
-_AUDIT_COUNTS = text(
-    """
+_AUDIT_COUNTS = text("""
     SELECT (SELECT count(*) FROM kudos_balance_snapshots) AS accounts,
         (SELECT count(*) FROM kudos_ledger) AS postings,
         (SELECT count(*) FROM kudos_ledger WHERE applied IS FALSE) AS unapplied_postings,
         (SELECT count(*) FROM kudos_stat_events WHERE applied IS FALSE AND quarantine_reason IS NULL) AS unapplied_statistics,
         (SELECT count(*) FROM kudos_stat_events WHERE quarantine_reason IS NOT NULL) AS quarantined_statistics
-    """
-)
+    """)
 
 
 def get_fold_lag_seconds(session: Session, now: datetime) -> float:
     """The age of the oldest posting that no balance shows yet; 0 when there is none."""
-    oldest = select(KudosPosting.created).where(KudosPosting.applied.is_(False)).order_by(KudosPosting.id).limit(1)
+    oldest = (
+        select(KudosPosting.created)
+        .where(KudosPosting.applied.is_(False))
+        .order_by(KudosPosting.id)
+        .limit(1)
+    )
     created = session.scalar(oldest)
     return 0.0 if created is None else max((now - created).total_seconds(), 0.0)
 
 
 def audit_ledger(session: Session) -> AuditReport:
-    """Replay every applied posting and compare with what is stored. Safe on a live database; changes nothing.
+    """Replay every applied posting and compare with what is stored. Safe on a live database;
+    changes nothing.
 
-    Each check is one statement, so it sees one moment: the applier commits balances and marks together.
+    Each check is one statement, so it sees one moment: the applier commits balances and marks
+    together.
     """
     found = [
         Discrepancy(row.kind, row.subject, row.expected, row.found)

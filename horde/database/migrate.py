@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """Apply the files of `sql_statements/` in order, and remember which ones ran.
 
-A file `5.1.15.txt` is plain SQL. It runs as one transaction, up to a line `-- no-transaction`: the statements after
-that line run one by one outside any transaction, as a concurrent index build must. Such a file may be cut short
-between two statements, so each of its statements has to bear being run again.
+A file `5.1.15.txt` is plain SQL. It runs as one transaction, up to a line `-- no-transaction`: the
+statements after that line run one by one outside any transaction, as a concurrent index build must.
+Such a file may be cut short between two statements, so each of its statements has to bear being run
+again.
 
 Source: docs/reference/schema.md.
 """
@@ -22,7 +23,13 @@ from sqlalchemy import Connection, Engine, select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import DBAPIError
 
-from horde.classes.base.user import ANONYMOUS_ID, ANONYMOUS_KEY, ANONYMOUS_OAUTH_ID, User, hash_api_key
+from horde.classes.base.user import (
+    ANONYMOUS_ID,
+    ANONYMOUS_KEY,
+    ANONYMOUS_OAUTH_ID,
+    User,
+    hash_api_key,
+)
 from horde.clock import utcnow
 
 logger = logging.getLogger(__name__)
@@ -32,18 +39,25 @@ BASE_VERSION = "5.1.14"  # what an AI Horde without records of ours is taken for
 NO_TRANSACTION = "-- no-transaction"
 ANONYMOUS_CONCURRENCY = 500
 
-MIGRATION_LOCK = 0x686F7264_64620001  # of this database's advisory locks; any number nobody else uses
+# Of this database's advisory locks; any number nobody else uses.
+MIGRATION_LOCK = 0x686F7264_64620001
 LOCK_POLL_SECONDS = 0.2
-TABLE_LOCK_SECONDS = 3  # a live server's statements queue behind a waiting ALTER TABLE, so it gives up soon and tries again
+# A live server's statements queue behind a waiting ALTER TABLE, so it gives up soon and tries
+# again.
+TABLE_LOCK_SECONDS = 3
 TABLE_LOCK_ATTEMPTS = 20
 RETRIED_CODES = frozenset({"55P03", "40P01"})  # lock not available, deadlock detected
 
 _STATEMENT_END = re.compile(r";[ \t]*(?:\n|$)")
-_CONCURRENT_INDEX = re.compile(r"CREATE\s+(?:UNIQUE\s+)?INDEX\s+CONCURRENTLY\s+(?:IF\s+NOT\s+EXISTS\s+)?(\w+)", re.IGNORECASE)
+_CONCURRENT_INDEX = re.compile(
+    r"CREATE\s+(?:UNIQUE\s+)?INDEX\s+CONCURRENTLY\s+(?:IF\s+NOT\s+EXISTS\s+)?(\w+)", re.IGNORECASE
+)
 
 
 class SchemaError(Exception):
-    """The database's schema is not one this version can use; the message says what an operator can do."""
+    """The database's schema is not one this version can use; the message says what an operator can
+    do.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,20 +95,29 @@ def list_migrations(folder: Path = SQL_FOLDER) -> list[Migration]:
     """Every file of the folder in version order. Raises SchemaError when there are none."""
     files = sorted(folder.glob("*.txt"), key=lambda path: _version_key(path.stem))
     if not files:
-        raise SchemaError(f"There are no schema files in {folder}: the server has to be installed together with them.")
+        raise SchemaError(
+            f"There are no schema files in {folder}: the server has to be installed together with"
+            " them."
+        )
     return [parse_migration(path.stem, path.read_text(encoding="utf-8")) for path in files]
 
 
-def migrate(engine: Engine, *, secret_key: str, target: str | None = None, folder: Path = SQL_FOLDER) -> list[str]:
-    """Bring the database to `target` (default: the newest version) and seed it; the versions that this call applied.
+def migrate(
+    engine: Engine, *, secret_key: str, target: str | None = None, folder: Path = SQL_FOLDER
+) -> list[str]:
+    """Bring the database to `target` (default: the newest version) and seed it; the versions that
+    this call applied.
 
-    Of two calls at once one waits for the other and then finds nothing to do. A database with the tables of an
-    AI Horde and no record of ours is taken over as version 5.1.14. Raises SchemaError when it is none, or when
-    `target` is no version.
+    Of two calls at once one waits for the other and then finds nothing to do. A database with the
+    tables of an AI Horde and no record of ours is taken over as version 5.1.14. Raises SchemaError
+    when it is none, or when `target` is no version.
     """
     migrations = list_migrations(folder)
     wanted = _take_until(migrations, target)
-    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection, _hold_migration_lock(connection):
+    with (
+        engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection,
+        _hold_migration_lock(connection),
+    ):
         _make_record_table(connection)
         if not _read_records(connection) and _has_table(connection, "users"):
             check_adoptable(connection, migrations)
@@ -124,20 +147,27 @@ def require_current_schema(engine: Engine, folder: Path = SQL_FOLDER) -> None:
 
     A database with newer versions is accepted: a schema change keeps the version before it working.
     """
-    missing = [state.version for state in list_migration_states(engine, folder) if state.applied is None]
+    missing = [
+        state.version for state in list_migration_states(engine, folder) if state.applied is None
+    ]
     if missing:
         raise SchemaError(f"The database lacks {', '.join(missing)}: run `horde db migrate`.")
 
 
 def check_adoptable(connection: Connection, migrations: Sequence[Migration]) -> None:
-    """Raise SchemaError unless the tables found are those of 5.1.14, naming each difference that would break a query.
+    """Raise SchemaError unless the tables found are those of 5.1.14, naming each difference that
+    would break a query.
 
-    The files are played into a schema of their own and compared, in a transaction that is rolled back. Types are not
-    compared: enumerations and widths differ between installations and convert by themselves.
+    The files are played into a schema of their own and compared, in a transaction that is rolled
+    back. Types are not compared: enumerations and widths differ between installations and convert
+    by themselves.
     """
     base, *later = migrations
     if base.version != BASE_VERSION:
-        raise SchemaError(f"The first schema file is {base.version}, not {BASE_VERSION}: nothing can be compared with it.")
+        raise SchemaError(
+            f"The first schema file is {base.version}, not {BASE_VERSION}: nothing can be compared"
+            " with it."
+        )
     live = connection.scalar(text("SELECT current_schema()"))
     _execute(connection, "BEGIN")
     try:
@@ -152,7 +182,9 @@ def check_adoptable(connection: Connection, migrations: Sequence[Migration]) -> 
     problems = [f"{name} is missing" for name in missing]
     problems += [f"{name} is unknown here and required, without a default" for name in unknown]
     if problems:
-        raise SchemaError(f"This database is not at {BASE_VERSION}, nothing was changed: {'; '.join(problems)}.")
+        raise SchemaError(
+            f"This database is not at {BASE_VERSION}, nothing was changed: {'; '.join(problems)}."
+        )
 
 
 _MISSING_COLUMNS = """
@@ -186,8 +218,8 @@ _UNKNOWN_REQUIRED_COLUMNS = """
 def _hold_migration_lock(connection: Connection) -> Iterator[None]:
     """Be the only migrator of this database while the block runs.
 
-    The lock is polled: a statement that waits for it would hold a snapshot, for which the other migrator's concurrent
-    index build waits in turn, and both would be stuck.
+    The lock is polled: a statement that waits for it would hold a snapshot, for which the other
+    migrator's concurrent index build waits in turn, and both would be stuck.
     """
     while not connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": MIGRATION_LOCK}):
         time.sleep(LOCK_POLL_SECONDS)
@@ -201,7 +233,9 @@ def _hold_migration_lock(connection: Connection) -> Iterator[None]:
 
 
 def _apply(connection: Connection, migration: Migration) -> None:
-    """Run one file and record it; a file without separate statements is recorded in its own transaction."""
+    """Run one file and record it; a file without separate statements is recorded in its own
+    transaction.
+    """
     record_with_transaction = not migration.separate_statements
     _run_transaction(connection, migration, record=record_with_transaction)
     for statement in migration.separate_statements:
@@ -213,7 +247,9 @@ def _apply(connection: Connection, migration: Migration) -> None:
 
 
 def _run_transaction(connection: Connection, migration: Migration, *, record: bool) -> None:
-    """Run the transaction of one file, again when it could not get its table locks between a live server's statements."""
+    """Run the transaction of one file, again when it could not get its table locks between a live
+    server's statements.
+    """
     for attempt in range(1, TABLE_LOCK_ATTEMPTS + 1):
         _execute(connection, f"BEGIN; SET LOCAL lock_timeout = '{TABLE_LOCK_SECONDS}s'")
         try:
@@ -224,14 +260,22 @@ def _run_transaction(connection: Connection, migration: Migration, *, record: bo
             return
         except DBAPIError as error:
             _execute(connection, "ROLLBACK")
-            if getattr(error.orig, "pgcode", None) not in RETRIED_CODES or attempt == TABLE_LOCK_ATTEMPTS:
+            if (
+                getattr(error.orig, "pgcode", None) not in RETRIED_CODES
+                or attempt == TABLE_LOCK_ATTEMPTS
+            ):
                 raise
-            logger.warning("horde.db.migration_waits_for_locks", extra={"version": migration.version, "attempt": attempt})
+            logger.warning(
+                "horde.db.migration_waits_for_locks",
+                extra={"version": migration.version, "attempt": attempt},
+            )
             time.sleep(1)
 
 
 def _drop_invalid_index(connection: Connection, statement: str) -> None:
-    """Remove what a failed concurrent build left: an index that is never read, and that `IF NOT EXISTS` takes for ours."""
+    """Remove what a failed concurrent build left: an index that is never read, and that `IF NOT
+    EXISTS` takes for ours.
+    """
     found = _CONCURRENT_INDEX.search(statement)
     if not found:
         return
@@ -262,13 +306,18 @@ def _read_records(connection: Connection) -> dict[str, tuple[datetime, str]]:
 
 def _record(connection: Connection, migration: Migration) -> None:
     connection.execute(
-        text("INSERT INTO schema_migrations (version, applied, checksum) VALUES (:version, :applied, :checksum)"),
+        text(
+            "INSERT INTO schema_migrations (version, applied, checksum) VALUES (:version, :applied,"
+            " :checksum)"
+        ),
         {"version": migration.version, "applied": utcnow(), "checksum": migration.checksum},
     )
 
 
 def _seed(connection: Connection, secret_key: str) -> None:
-    """Add the two rows nothing works without, unless they are there: the anonymous account and the horde's switches."""
+    """Add the two rows nothing works without, unless they are there: the anonymous account and the
+    horde's switches.
+    """
     anonymous = insert(User).values(
         id=ANONYMOUS_ID,
         username="Anonymous",
@@ -285,7 +334,8 @@ def _seed(connection: Connection, secret_key: str) -> None:
     )
     stored = connection.scalar(select(User.api_key).where(User.id == ANONYMOUS_ID))
     if stored != hash_api_key(ANONYMOUS_KEY, secret_key):
-        logger.warning("horde.db.secret_key_differs")  # no stored key can be used with this secret_key
+        # No stored key can be used with this secret_key.
+        logger.warning("horde.db.secret_key_differs")
 
 
 def _execute(connection: Connection, sql: str) -> None:
@@ -302,7 +352,11 @@ def _take_until(migrations: Sequence[Migration], target: str | None) -> list[Mig
         return list(migrations)
     if target not in {migration.version for migration in migrations}:
         raise SchemaError(f"There is no schema version {target}.")
-    return [migration for migration in migrations if _version_key(migration.version) <= _version_key(target)]
+    return [
+        migration
+        for migration in migrations
+        if _version_key(migration.version) <= _version_key(target)
+    ]
 
 
 def _version_key(version: str) -> tuple[int, ...]:
@@ -313,4 +367,6 @@ def _version_key(version: str) -> tuple[int, ...]:
 
 
 def _has_code(statement: str) -> bool:
-    return any(line.strip() and not line.lstrip().startswith("--") for line in statement.splitlines())
+    return any(
+        line.strip() and not line.lstrip().startswith("--") for line in statement.splitlines()
+    )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """The replacement filter: some texts are rewritten before a worker sees them.
 
-Rules are the moderators' own rows of `filters`; what they may cost is bounded, since an expression can take for ever.
-Source: docs/explanation/countermeasures.md.
+Rules are the moderators' own rows of `filters`; what they may cost is bounded, since an expression
+can take for ever. Source: docs/explanation/countermeasures.md.
 """
 
 import json
@@ -28,23 +28,29 @@ logger = get_logger(__name__)
 
 REPLACEMENT_FILTER_TYPE = 10
 RULES_SECONDS = 10.0  # how long a changed rule may still act as before
-SCREENING_SECONDS = 2.0  # of processor time for one request: twice what its longest text takes by our own rules
-MAX_SCREENED_CHARACTERS = 2 * 1024 * 1024  # a chat request at its bounds; more is no prompt a model could read
+# Of processor time for one request: twice what its longest text takes by our own rules.
+SCREENING_SECONDS = 2.0
+# A chat request at its bounds; more is no prompt a model could read.
+MAX_SCREENED_CHARACTERS = 2 * 1024 * 1024
 SUBSTITUTIONS_FILE = Path(__file__).parent.parent / "data" / "nsfw_model_substitutions.json"
 
 # Possessive throughout: none of them can take longer than in proportion to the text.
 _WEIGHT = regex.compile(r":\s*+[+-]?+\d++(?:\.\d++)?+\s*+(?=\))")  # the `:1.2` of `(text:1.2)`
-_HIDDEN_IN_WORD = regex.compile(r"(?<=[A-Za-z])[\u0300-\u036f\u00ad\u200b-\u200f\u2060\ufeff]++")  # marks, invisible characters
+# marks, invisible characters.
+_HIDDEN_IN_WORD = regex.compile(r"(?<=[A-Za-z])[\u0300-\u036f\u00ad\u200b-\u200f\u2060\ufeff]++")
 _BETWEEN_WORDS = regex.compile(r"[\p{P}$+<=>^`|~\s]++")
 _LETTER = r"(?<![^\W_])[^\W\d_](?![^\W_])"  # a letter that stands alone
-_DASHED_OUT = regex.compile(rf"{_LETTER}([\p{{P}}$+<=>^`|~]){_LETTER}(?:\1{_LETTER})++")  # `w-o-r-d`
+# `w-o-r-d`.
+_DASHED_OUT = regex.compile(rf"{_LETTER}([\p{{P}}$+<=>^`|~]){_LETTER}(?:\1{_LETTER})++")
 _SPACED_OUT = regex.compile(rf"{_LETTER}(?: {_LETTER}){{2,}}+")  # `w o r d`
 # An age below 18. The look ahead halves the time of a search; `ty ` before it: twenty one is none.
 _AGE = (
     "(?=[0-9efnost])(?<!ty )"
     "(?:1[0-7]|[1-9]|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|(?:thir|four|fif|six|seven)teen)"
 )
-_UNDERAGE = regex.compile(rf"\b{_AGE} ?(?:(?:year|yr)s? ?old|y ?o)\b|\baged? {_AGE}\b", regex.IGNORECASE)
+_UNDERAGE = regex.compile(
+    rf"\b{_AGE} ?(?:(?:year|yr)s? ?old|y ?o)\b|\baged? {_AGE}\b", regex.IGNORECASE
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +63,11 @@ class Rule:
 
     def apply(self, text: str, seconds: float) -> str:
         """The text with every match replaced. Raises TimeoutError."""
-        # An empty match is between characters: replacing it would fill the text instead of cleaning it.
-        return self.pattern.sub(lambda match: self.replacement if match.group() else "", text, timeout=seconds)
+        # An empty match is between characters: replacing it would fill the text instead of cleaning
+        # it.
+        return self.pattern.sub(
+            lambda match: self.replacement if match.group() else "", text, timeout=seconds
+        )
 
     def matches(self, text: str, seconds: float) -> bool:
         """Whether any part of the text matches. Raises TimeoutError."""
@@ -72,7 +81,9 @@ class ScreeningBudget:
         self._seconds = seconds
 
     def spend[T](self, rule: Rule, work: Callable[[str, float], T], text: str) -> T:
-        """Let a rule work on a text. Raises BadRequest when the time is used up: what is not screened is not served."""
+        """Let a rule work on a text. Raises BadRequest when the time is used up: what is not
+        screened is not served.
+        """
         started = time.thread_time()
         try:
             if self._seconds <= 0:
@@ -80,7 +91,10 @@ class ScreeningBudget:
             return work(text, self._seconds)
         except (TimeoutError, RecursionError, MemoryError) as error:
             # The rule's id lets a moderator mend it; of the text nothing is logged.
-            logger.warning("horde.filter.gave_up", extra={"filter_id": rule.filter_id, "error_class": type(error).__name__})
+            logger.warning(
+                "horde.filter.gave_up",
+                extra={"filter_id": rule.filter_id, "error_class": type(error).__name__},
+            )
             raise _too_slow() from error
         finally:
             self._seconds -= time.thread_time() - started
@@ -89,13 +103,16 @@ class ScreeningBudget:
 _rules: TimedCache[None, tuple[Rule, ...]] = TimedCache(RULES_SECONDS)
 
 
-def find_prompt_rewrite(session: Session, *, is_flagged: bool, models: Sequence[str], prompt: str) -> Callable[[str], str] | None:
+def find_prompt_rewrite(
+    session: Session, *, is_flagged: bool, models: Sequence[str], prompt: str
+) -> Callable[[str], str] | None:
     """The function that rewrites each text of a request; None when its texts stay as they are.
 
-    Texts of flagged users are always rewritten. Those of others are when a requested model was made for adult text and
-    `prompt`, all of the request's text, mentions minors or matches a replacement rule.
-    At most one statement, in ten seconds; none when neither can be the case. The function needs no session.
-    Errors: this and the function raise BadRequest, `CorruptPrompt`, for a text that is too long or too slow to screen.
+    Texts of flagged users are always rewritten. Those of others are when a requested model was made
+    for adult text and `prompt`, all of the request's text, mentions minors or matches a replacement
+    rule. At most one statement, in ten seconds; none when neither can be the case. The function
+    needs no session. Errors: this and the function raise BadRequest, `CorruptPrompt`, for a text
+    that is too long or too slow to screen.
     """
     if not is_flagged and not any(is_nsfw(model) for model in models):
         return None
@@ -109,16 +126,21 @@ def find_prompt_rewrite(session: Session, *, is_flagged: bool, models: Sequence[
 
 
 def check_prompt_left(prompt: str) -> None:
-    """Refuse a request of which nothing is left; `prompt` is its rewritten text without role labels.
+    """Refuse a request of which nothing is left; `prompt` is its rewritten text without role
+    labels.
 
     Raises BadRequest, `CorruptPrompt`.
     """
     if not prompt.strip():
-        raise BadRequest("Nothing is left of the prompt once it is screened.", ReturnCode.CORRUPT_PROMPT)
+        raise BadRequest(
+            "Nothing is left of the prompt once it is screened.", ReturnCode.CORRUPT_PROMPT
+        )
 
 
 def rewrite_text(text: str, *, rules: Sequence[Rule], budget: ScreeningBudget) -> str:
-    """Normalise a text and apply rules in order; empty when nothing is left. Raises BadRequest, `CorruptPrompt`."""
+    """Normalise a text and apply rules in order; empty when nothing is left. Raises BadRequest,
+    `CorruptPrompt`.
+    """
     text = normalise_text(text)
     for rule in rules:
         text = budget.spend(rule, rule.apply, text)
@@ -128,45 +150,71 @@ def rewrite_text(text: str, *, rules: Sequence[Rule], budget: ScreeningBudget) -
 def normalise_text(text: str) -> str:
     """Plain words with single spaces: what a rule has to match, however it was written.
 
-    Weights are unwrapped, punctuation and line breaks become spaces, spaced-out letters are joined, accents are removed
-    from Latin letters. Other scripts keep their marks, which are letters there.
+    Weights are unwrapped, punctuation and line breaks become spaces, spaced-out letters are joined,
+    accents are removed from Latin letters. Other scripts keep their marks, which are letters there.
     """
     if not text.isascii():
         text = _HIDDEN_IN_WORD.sub("", text.translate(_list_plain_letters()))
     # Before punctuation becomes spaces, or the article of `a w-o-r-d` would be joined as well.
-    text = _DASHED_OUT.sub(lambda match: match.group().replace(match.group(1), ""), _WEIGHT.sub("", text))
+    text = _DASHED_OUT.sub(
+        lambda match: match.group().replace(match.group(1), ""), _WEIGHT.sub("", text)
+    )
     text = _BETWEEN_WORDS.sub(" ", text).strip()
     return _SPACED_OUT.sub(lambda match: match.group().replace(" ", ""), text)
 
 
 @cache
 def list_nsfw_model_rules() -> tuple[Rule, ...]:
-    """The substitutions that come with the project, which keep text for adult models among adults."""
+    """The substitutions that come with the project, which keep text for adult models among
+    adults.
+    """
     substitutions: dict[str, list[str]] = json.loads(SUBSTITUTIONS_FILE.read_text(encoding="utf-8"))
-    words = ((replacement, sorted(terms, key=len, reverse=True)) for replacement, terms in substitutions.items())
+    words = (
+        (replacement, sorted(terms, key=len, reverse=True))
+        for replacement, terms in substitutions.items()
+    )
     return (
         Rule(_UNDERAGE, "adult"),
-        *(Rule(regex.compile(rf"\b(?:{'|'.join(terms)})\b", regex.IGNORECASE), replacement) for replacement, terms in words),
+        *(
+            Rule(regex.compile(rf"\b(?:{'|'.join(terms)})\b", regex.IGNORECASE), replacement)
+            for replacement, terms in words
+        ),
     )
 
 
 @cache
 def _list_plain_letters() -> dict[int, str]:
-    """Latin letters with accents, ligatures, full-width and mathematical letters, to the ASCII they look like.
+    """Latin letters with accents, ligatures, full-width and mathematical letters, to the ASCII they
+    look like.
 
     A table, because Unicode's own normalisation takes quadratic time on long runs of marks.
     """
-    ranges = (range(0xC0, 0x250), range(0x1E00, 0x1F00), range(0xFB00, 0xFB07), range(0xFF01, 0xFF5F), range(0x1D400, 0x1D800))
-    return {code: plain for codes in ranges for code in codes if (plain := _find_plain_letter(chr(code)))}
+    ranges = (
+        range(0xC0, 0x250),
+        range(0x1E00, 0x1F00),
+        range(0xFB00, 0xFB07),
+        range(0xFF01, 0xFF5F),
+        range(0x1D400, 0x1D800),
+    )
+    return {
+        code: plain
+        for codes in ranges
+        for code in codes
+        if (plain := _find_plain_letter(chr(code)))
+    }
 
 
 def _find_plain_letter(character: str) -> str | None:
-    plain = "".join(part for part in unicodedata.normalize("NFKD", character) if not unicodedata.combining(part))
+    plain = "".join(
+        part for part in unicodedata.normalize("NFKD", character) if not unicodedata.combining(part)
+    )
     return plain if plain.isascii() and plain != character else None
 
 
 def _too_slow() -> BadRequest:
-    return BadRequest("The prompt takes too long to screen. Try a shorter one.", ReturnCode.CORRUPT_PROMPT)
+    return BadRequest(
+        "The prompt takes too long to screen. Try a shorter one.", ReturnCode.CORRUPT_PROMPT
+    )
 
 
 def _matches_any(rules: Sequence[Rule], text: str, budget: ScreeningBudget) -> bool:
@@ -183,9 +231,14 @@ def _list_replacement_rules(session: Session) -> tuple[Rule, ...]:
 
 
 def _compile_rules(rows: Iterator[tuple[int, str, str]]) -> Iterator[Rule]:
-    """The rules that can be used; one that cannot is left out and logged, as the others still protect."""
+    """The rules that can be used; one that cannot is left out and logged, as the others still
+    protect.
+    """
     for filter_id, expression, replacement in rows:
         try:
             yield Rule(regex.compile(expression, regex.IGNORECASE), replacement, filter_id)
         except (regex.error, RecursionError, OverflowError, ValueError) as error:
-            logger.warning("horde.filter.invalid", extra={"filter_id": filter_id, "error_class": type(error).__name__})
+            logger.warning(
+                "horde.filter.invalid",
+                extra={"filter_id": filter_id, "error_class": type(error).__name__},
+            )

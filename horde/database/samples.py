@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Speed samples: what workers are judged by, and how long each kind is kept. Submits only append them."""
+"""Speed samples: what workers are judged by, and how long each kind is kept. Submits only append
+them.
+"""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -22,9 +24,11 @@ MEASURED_BASELINE = 0.99  # a mean of exactly the baseline, which means unmeasur
 
 
 def refresh_worker_speeds() -> int:
-    """Store the mean of the newest samples of each worker that delivered lately, and drop older samples.
+    """Store the mean of the newest samples of each worker that delivered lately, and drop older
+    samples.
 
-    Each batch of workers is a transaction of its own: their rows are wanted by pops. How many workers it went through.
+    Each batch of workers is a transaction of its own: their rows are wanted by pops. How many
+    workers it went through.
     """
     with transaction() as session:
         statement = (
@@ -45,7 +49,9 @@ def _refresh_speeds(worker_ids: Sequence[UUID]) -> None:
             WorkerPerformance.id,
             WorkerPerformance.worker_id,
             WorkerPerformance.performance,
-            func.row_number().over(partition_by=WorkerPerformance.worker_id, order_by=WorkerPerformance.id.desc()).label("place"),
+            func.row_number()
+            .over(partition_by=WorkerPerformance.worker_id, order_by=WorkerPerformance.id.desc())
+            .label("place"),
         )
         .where(WorkerPerformance.worker_id.in_(worker_ids))
         .subquery()
@@ -60,7 +66,10 @@ def _refresh_speeds(worker_ids: Sequence[UUID]) -> None:
     with transaction() as session:
         # In the order of every other writer of several workers, so that none waits in a circle.
         session.execute(
-            select(TextWorker.id).where(TextWorker.id.in_(worker_ids)).order_by(TextWorker.id).with_for_update(key_share=True)
+            select(TextWorker.id)
+            .where(TextWorker.id.in_(worker_ids))
+            .order_by(TextWorker.id)
+            .with_for_update(key_share=True)
         )
         session.execute(
             update(TextWorker)
@@ -70,12 +79,16 @@ def _refresh_speeds(worker_ids: Sequence[UUID]) -> None:
         )
         old = select(ranked.c.id).where(ranked.c.place > SPEED_SAMPLES)
         session.execute(
-            delete(WorkerPerformance).where(WorkerPerformance.id.in_(old)).execution_options(synchronize_session=False)
+            delete(WorkerPerformance)
+            .where(WorkerPerformance.id.in_(old))
+            .execution_options(synchronize_session=False)
         )
 
 
 def build_stored_speed(mean: ColumnElement[float]) -> ColumnElement[float]:
-    """What is stored for a mean: it divides, so zero is the baseline, and the baseline itself means unmeasured."""
+    """What is stored for a mean: it divides, so zero is the baseline, and the baseline itself means
+    unmeasured.
+    """
     return case(
         (func.coalesce(mean, 0) <= 0, SPEED_BASELINE),
         (mean == SPEED_BASELINE, MEASURED_BASELINE),

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Shared keys as their owners make, change and delete them. What they may pay for is decided where a request is admitted."""
+"""Shared keys as their owners make, change and delete them. What they may pay for is decided where
+a request is admitted.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,12 +17,15 @@ from horde.classes.base.waiting_prompt import WaitingPrompt
 from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
 from horde.database.kudos import release_holds
 
-SHARED_KEY_LOCK = 0x484B  # kind of the advisory lock that serialises an owner's new keys; the other half is the owner
+# Kind of the advisory lock that serialises an owner's new keys; the other half is the owner.
+SHARED_KEY_LOCK = 0x484B
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSharedKey:
-    """A shared key as it is shown, with its owner. Budgets of -1 are unlimited, limits of -1 are none."""
+    """A shared key as it is shown, with its owner. Budgets of -1 are unlimited, limits of -1 are
+    none.
+    """
 
     id: UUID
     owner_id: int
@@ -57,15 +62,24 @@ def find_shared_key(session: Session, sharedkey_id: UUID) -> StoredSharedKey | N
 
 
 def count_shared_keys_before_a_new_one(session: Session, owner_id: int) -> int:
-    """How many an account has. Until the transaction ends nobody else counts for the same owner, or two would both fit."""
-    session.execute(text("SELECT pg_advisory_xact_lock(:kind, :owner_id)"), {"kind": SHARED_KEY_LOCK, "owner_id": owner_id})
+    """How many an account has. Until the transaction ends nobody else counts for the same owner, or
+    two would both fit.
+    """
+    session.execute(
+        text("SELECT pg_advisory_xact_lock(:kind, :owner_id)"),
+        {"kind": SHARED_KEY_LOCK, "owner_id": owner_id},
+    )
     return session.scalar(select(func.count()).where(UserSharedKey.user_id == owner_id)) or 0
 
 
-def create_shared_key(session: Session, owner_id: int, columns: Mapping[str, object], now: datetime) -> UUID:
+def create_shared_key(
+    session: Session, owner_id: int, columns: Mapping[str, object], now: datetime
+) -> UUID:
     """Store a new shared key; its id, which is the key itself."""
     sharedkey_id = uuid4()
-    session.execute(insert(UserSharedKey).values(id=sharedkey_id, user_id=owner_id, created=now, **columns))
+    session.execute(
+        insert(UserSharedKey).values(id=sharedkey_id, user_id=owner_id, created=now, **columns)
+    )
     return sharedkey_id
 
 
@@ -80,15 +94,26 @@ def change_shared_key(session: Session, sharedkey_id: UUID, columns: Mapping[str
 
 
 def delete_shared_key(session: Session, sharedkey_id: UUID, now: datetime) -> None:
-    """Delete a shared key with the requests made by it, whose holds are released and whose objects go after the commit.
+    """Delete a shared key with the requests made by it, whose holds are released and whose objects
+    go after the commit.
 
-    Locks the requests first, as a submit does, which charges the key while it holds its request. Then the key, so that
-    no request joins them unseen.
+    Locks the requests first, as a submit does, which charges the key while it holds its request.
+    Then the key, so that no request joins them unseen.
     """
-    made = select(WaitingPrompt.id).where(WaitingPrompt.sharedkey_id == sharedkey_id).order_by(WaitingPrompt.id)
+    made = (
+        select(WaitingPrompt.id)
+        .where(WaitingPrompt.sharedkey_id == sharedkey_id)
+        .order_by(WaitingPrompt.id)
+    )
     session.scalars(made.with_for_update()).all()
-    session.execute(select(UserSharedKey.id).where(UserSharedKey.id == sharedkey_id).with_for_update())
+    session.execute(
+        select(UserSharedKey.id).where(UserSharedKey.id == sharedkey_id).with_for_update()
+    )
     request_ids = session.scalars(made).all()
     release_holds(session, [upfront_hold_id(wp_id) for wp_id in request_ids], now)
     TextWaitingPrompt.delete(session, request_ids)
-    session.execute(delete(UserSharedKey).where(UserSharedKey.id == sharedkey_id).execution_options(synchronize_session=False))
+    session.execute(
+        delete(UserSharedKey)
+        .where(UserSharedKey.id == sharedkey_id)
+        .execution_options(synchronize_session=False)
+    )

@@ -26,7 +26,8 @@ MODELS_KEY = "models_cache"
 MODELS_KEY_TTL_SECONDS = 600
 MODELS_REBUILD_SECONDS = 10.0
 TOTALS_KEY = "totals_cache"
-TOTALS_KEY_TTL_SECONDS = 300  # long past the rebuild, short enough that a horde without a leader stops showing old totals
+# Long past the rebuild, short enough that a horde without a leader stops showing old totals.
+TOTALS_KEY_TTL_SECONDS = 300
 TOTALS_REBUILD_SECONDS = 60.0
 SHARED_READ_SECONDS = 2.0  # how long a process believes its copy of what is shared
 MODES_SECONDS = 1.0  # a mode set on one node acts on all within this time
@@ -87,10 +88,14 @@ _modes = TimedCache[None, HordeModes](MODES_SECONDS)
 
 
 def get_model_figures(session: Session, now: datetime) -> dict[str, ModelFigures]:
-    """Every text model that is served, waited for or was measured in the last hour, by its name; at most 12 s old."""
+    """Every text model that is served, waited for or was measured in the last hour, by its name; at
+    most 12 s old.
+    """
 
     def read() -> dict[str, ModelFigures]:
-        shared = read_shared(MODELS_KEY, lambda rows: {row["name"]: ModelFigures(**row) for row in rows})
+        shared = read_shared(
+            MODELS_KEY, lambda rows: {row["name"]: ModelFigures(**row) for row in rows}
+        )
         if shared is not None:
             return shared
         return _computed_models.get(None, lambda: compute_model_figures(session, now))
@@ -134,7 +139,9 @@ def is_model_served(session: Session, name: str, now: datetime) -> bool:
 
 
 def compute_eta(*, queued_tokens: float, thread_count: int, tokens_per_second: float) -> int:
-    """Seconds until what waits for a model is done, leaving out that its workers serve other models too."""
+    """Seconds until what waits for a model is done, leaving out that its workers serve other models
+    too.
+    """
     if queued_tokens <= 0:
         return 0
     throughput = thread_count * tokens_per_second
@@ -143,7 +150,8 @@ def compute_eta(*, queued_tokens: float, thread_count: int, tokens_per_second: f
 
 def _count_model_threads(session: Session, now: datetime) -> dict[str, int]:
     """Threads by served model. A worker without text jobs lists its models, with no threads."""
-    # A chat model may be newer than the models of the last check-in: the declaration is stored on every pop.
+    # A chat model may be newer than the models of the last check-in: the declaration is stored on
+    # every pop.
     offered = union(
         select(WorkerModel.worker_id, WorkerModel.model),
         select(TextWorker.id, TextWorker.chat_model_id).where(TextWorker.accepts_chat_jobs),
@@ -161,12 +169,16 @@ def _count_model_threads(session: Session, now: datetime) -> dict[str, int]:
 def _sum_model_queues(session: Session) -> dict[str, tuple[int, int]]:
     """Waiting tokens and generations by the models that requests name."""
     statement = (
-        select(WPModels.model, func.sum(TextWaitingPrompt.max_length), func.sum(TextWaitingPrompt.n))
+        select(
+            WPModels.model, func.sum(TextWaitingPrompt.max_length), func.sum(TextWaitingPrompt.n)
+        )
         .join(TextWaitingPrompt, TextWaitingPrompt.id == WPModels.wp_id)
         .where(is_live(TextWaitingPrompt), TextWaitingPrompt.wp_type == TEXT_FAMILY)
         .group_by(WPModels.model)
     )
-    return {model: (int(tokens), int(waiting)) for model, tokens, waiting in session.execute(statement)}
+    return {
+        model: (int(tokens), int(waiting)) for model, tokens, waiting in session.execute(statement)
+    }
 
 
 def _count_model_jobs(session: Session) -> dict[str, int]:
@@ -226,14 +238,21 @@ def compute_totals(session: Session, now: datetime) -> HordeTotals:
     online = TextWorker.last_check_in >= online_since(now)
     delivered = (
         select(func.coalesce(func.sum(FulfillmentPerformance.things), 0.0))
-        .where(FulfillmentPerformance.thing_type == TEXT_FAMILY, FulfillmentPerformance.created >= now - FULFILLMENTS_KEPT)
+        .where(
+            FulfillmentPerformance.thing_type == TEXT_FAMILY,
+            FulfillmentPerformance.created >= now - FULFILLMENTS_KEPT,
+        )
         .scalar_subquery()
     )
     row = session.execute(
         select(
-            select(func.coalesce(func.sum(TextWaitingPrompt.n), 0)).where(waiting).scalar_subquery(),
+            select(func.coalesce(func.sum(TextWaitingPrompt.n), 0))
+            .where(waiting)
+            .scalar_subquery(),
             in_flight.scalar_subquery(),
-            select(func.coalesce(func.sum(TextWaitingPrompt.max_length), 0)).where(waiting).scalar_subquery(),
+            select(func.coalesce(func.sum(TextWaitingPrompt.max_length), 0))
+            .where(waiting)
+            .scalar_subquery(),
             delivered,
             select(func.count(TextWorker.id)).where(online).scalar_subquery(),
             select(func.coalesce(func.sum(TextWorker.threads), 0)).where(online).scalar_subquery(),
@@ -256,16 +275,25 @@ def get_horde_modes(session: Session) -> HordeModes:
 def read_horde_modes(session: Session) -> HordeModes:
     """The switches as stored; all off when nobody ever set one."""
     row = session.execute(
-        select(HordeSettings.maintenance, HordeSettings.invite_only, HordeSettings.raid).order_by(HordeSettings.id).limit(1)
+        select(HordeSettings.maintenance, HordeSettings.invite_only, HordeSettings.raid)
+        .order_by(HordeSettings.id)
+        .limit(1)
     ).one_or_none()
-    return HordeModes() if row is None else HordeModes(maintenance=row[0], invite_only=row[1], raid=row[2])
+    return (
+        HordeModes()
+        if row is None
+        else HordeModes(maintenance=row[0], invite_only=row[1], raid=row[2])
+    )
 
 
 def set_horde_modes(session: Session, changes: Mapping[str, bool]) -> None:
     """Store switches by the names of `HordeModes`; other nodes follow within a second."""
     first = select(func.min(HordeSettings.id)).scalar_subquery()
     changed = session.execute(
-        update(HordeSettings).where(HordeSettings.id == first).values(**changes).returning(HordeSettings.id)
+        update(HordeSettings)
+        .where(HordeSettings.id == first)
+        .values(**changes)
+        .returning(HordeSettings.id)
     )
     if changed.first() is None:
         values = {**asdict(HordeModes()), **changes}
@@ -280,32 +308,46 @@ def set_horde_modes(session: Session, changes: Mapping[str, bool]) -> None:
 def stop_waiting_requests(session: Session, now: datetime) -> list[StoppedRequest]:
     """End a batch of waiting text and chat requests, as a cancel would; empty when none is left.
 
-    What is in flight goes on. Holds are released with it unless a job still has to be paid from them; that job's end
-    releases those.
+    What is in flight goes on. Holds are released with it unless a job still has to be paid from
+    them; that job's end releases those.
     """
     batch = (
         select(TextWaitingPrompt.id)
         .where(is_live(TextWaitingPrompt), TextWaitingPrompt.wp_type == TEXT_FAMILY)
         .order_by(TextWaitingPrompt.id)
         .limit(STOPPED_REQUESTS_A_BATCH)
-        .with_for_update(skip_locked=True)  # a row being claimed or cancelled is found by the next batch
+        # A row being claimed or cancelled is found by the next batch.
+        .with_for_update(skip_locked=True)
     )
     stopped_ids = list(session.scalars(batch))
     if not stopped_ids:
         return []
     own_job = ProcessingGeneration.wp_id == TextWaitingPrompt.id
     is_done = ProcessingGeneration.generation.is_not(None)
-    in_flight = exists().where(own_job, ~is_done, ProcessingGeneration.faulted.is_(False), ProcessingGeneration.fake.is_(False))
-    results = select(func.count()).select_from(ProcessingGeneration).where(own_job, is_done, ProcessingGeneration.fake.is_(False))
+    in_flight = exists().where(
+        own_job,
+        ~is_done,
+        ProcessingGeneration.faulted.is_(False),
+        ProcessingGeneration.fake.is_(False),
+    )
+    results = (
+        select(func.count())
+        .select_from(ProcessingGeneration)
+        .where(own_job, is_done, ProcessingGeneration.fake.is_(False))
+    )
     statement = (
         update(TextWaitingPrompt)
         .where(TextWaitingPrompt.id.in_(stopped_ids))
         .values(
             n=0,
-            terminal_outcome=func.coalesce(TextWaitingPrompt.terminal_outcome, literal(TerminalOutcome.CANCELLED)),
+            terminal_outcome=func.coalesce(
+                TextWaitingPrompt.terminal_outcome, literal(TerminalOutcome.CANCELLED)
+            ),
             terminal_recorded_at=func.coalesce(TextWaitingPrompt.terminal_recorded_at, now),
         )
-        .returning(TextWaitingPrompt.id, TextWaitingPrompt.is_chat, results.scalar_subquery(), in_flight)
+        .returning(
+            TextWaitingPrompt.id, TextWaitingPrompt.is_chat, results.scalar_subquery(), in_flight
+        )
         .execution_options(synchronize_session=False)
     )
     rows = session.execute(statement).all()

@@ -52,7 +52,9 @@ class Submitter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaidAdmission:
-    """How a request got in. `facts` differ from what was asked when it was lowered to the free allowance."""
+    """How a request got in. `facts` differ from what was asked when it was lowered to the free
+    allowance.
+    """
 
     outcome: UpfrontOutcome
     allowance: int
@@ -60,7 +62,9 @@ class PaidAdmission:
     submitter: Submitter
 
 
-def require_submitter(session: Session, api_key: str, *, allow_downgrade: bool, now: datetime) -> Submitter:
+def require_submitter(
+    session: Session, api_key: str, *, allow_downgrade: bool, now: datetime
+) -> Submitter:
     """The account behind a key on a generate route.
 
     An empty shared key is refused, or with `allow_downgrade` asks as Anonymous, behind everybody.
@@ -71,12 +75,19 @@ def require_submitter(session: Session, api_key: str, *, allow_downgrade: bool, 
         raise Unauthorized(UNKNOWN_KEY, ReturnCode.INVALID_API_KEY)
     submitter = Submitter(caller=caller, sharedkey=caller.sharedkey)
     if caller.sharedkey is not None:
-        submitter = _require_usable_sharedkey(session, submitter, caller.sharedkey, allow_downgrade=allow_downgrade, now=now)
+        submitter = _require_usable_sharedkey(
+            session, submitter, caller.sharedkey, allow_downgrade=allow_downgrade, now=now
+        )
     return submitter
 
 
 def _require_usable_sharedkey(
-    session: Session, submitter: Submitter, sharedkey: SharedKeyFacts, *, allow_downgrade: bool, now: datetime
+    session: Session,
+    submitter: Submitter,
+    sharedkey: SharedKeyFacts,
+    *,
+    allow_downgrade: bool,
+    now: datetime,
 ) -> Submitter:
     if sharedkey.is_empty:
         anonymous = find_account(session, ANONYMOUS_ID) if allow_downgrade else None
@@ -116,8 +127,9 @@ def admit_output(
 ) -> PaidAdmission:
     """Let a request's output in: free within its allowance, else held, else lowered, else refused.
 
-    A dry run is judged the same and takes no hold. Raises Forbidden with SharedKeyInsufficientKudos or KudosUpfront,
-    or with NoEligibleWorker in their place while no online worker could serve the request anyway.
+    A dry run is judged the same and takes no hold. Raises Forbidden with SharedKeyInsufficientKudos
+    or KudosUpfront, or with NoEligibleWorker in their place while no online worker could serve the
+    request anyway.
     """
     wait_seconds = estimate_wait_for_new_request(session, availability)
     needs = TextWaitingPrompt.require_upfront_kudos(
@@ -131,7 +143,9 @@ def admit_output(
         holds_for_worker_lists=config.upfront_kudos_on_workerlist,
     )
     try:
-        admission = _pay(session, submitter, facts, needs, wp_id, availability, allow_downgrade, is_dry_run, now)
+        admission = _pay(
+            session, submitter, facts, needs, wp_id, availability, allow_downgrade, is_dry_run, now
+        )
     except Forbidden:
         if not is_dry_run:
             _record_decision("refused", submitter, facts, needs)
@@ -158,10 +172,17 @@ def _pay(
 ) -> PaidAdmission:
     if submitter.sharedkey is not None and not submitter.sharedkey.covers(needs.estimate):
         if not allow_downgrade:
-            message = f"This shared key has {submitter.sharedkey.kudos} kudos and the request needs {needs.estimate}."
-            raise _build_kudos_refusal(message, ReturnCode.SHARED_KEY_INSUFFICIENT_KUDOS, facts, availability)
+            message = (
+                f"This shared key has {submitter.sharedkey.kudos} kudos and the request needs"
+                f" {needs.estimate}."
+            )
+            raise _build_kudos_refusal(
+                message, ReturnCode.SHARED_KEY_INSUFFICIENT_KUDOS, facts, availability
+            )
         submitter = replace(submitter, is_downgraded=True)
-    admission = PaidAdmission(outcome=UpfrontOutcome.FREE, allowance=needs.allowance, facts=facts, submitter=submitter)
+    admission = PaidAdmission(
+        outcome=UpfrontOutcome.FREE, allowance=needs.allowance, facts=facts, submitter=submitter
+    )
     if not needs.is_hold_required:
         return admission
     payer = submitter.caller.id
@@ -170,21 +191,33 @@ def _pay(
     elif is_dry_run:
         is_held = get_available_kudos(session, payer) >= needs.estimate
     else:
-        is_held = hold_kudos(session, user_id=payer, business_id=upfront_hold_id(wp_id), amount=needs.estimate, now=now)
+        is_held = hold_kudos(
+            session,
+            user_id=payer,
+            business_id=upfront_hold_id(wp_id),
+            amount=needs.estimate,
+            now=now,
+        )
     if is_held:
         return replace(admission, outcome=UpfrontOutcome.FUNDED)
     if allow_downgrade and needs.can_downgrade:
-        lowered = replace(facts, max_length=min(facts.max_length, needs.allowance), slow_workers=True)
+        lowered = replace(
+            facts, max_length=min(facts.max_length, needs.allowance), slow_workers=True
+        )
         return replace(admission, outcome=UpfrontOutcome.DOWNGRADED, facts=lowered)
     message = (
-        f"This request needs {needs.estimate} kudos available upfront. Requests of at most {needs.allowance} tokens that "
-        "allow slow workers need none at the moment."
+        f"This request needs {needs.estimate} kudos available upfront. Requests of at most"
+        f" {needs.allowance} tokens that allow slow workers need none at the moment."
     )
     raise _build_kudos_refusal(message, ReturnCode.KUDOS_UPFRONT, facts, availability)
 
 
-def _build_kudos_refusal(message: str, rc: ReturnCode, facts: TextRequestFacts, availability: WorkerAvailability) -> Forbidden:
-    """The refusal for kudos; while no online worker could serve the request, kudos would not help, so that is said instead."""
+def _build_kudos_refusal(
+    message: str, rc: ReturnCode, facts: TextRequestFacts, availability: WorkerAvailability
+) -> Forbidden:
+    """The refusal for kudos; while no online worker could serve the request, kudos would not help,
+    so that is said instead.
+    """
     if availability.workers:
         return Forbidden(message, rc)
     gap = availability.declaration_gap if facts.is_chat else None
@@ -196,21 +229,32 @@ def describe_no_eligible_worker(gap: dict[str, Any] | None) -> str:
     """The refusal's sentence, with the gap when the workers' declarations are the cause."""
     reasons = []
     if gap is not None and gap["missing_declarations"]:
-        reasons.append(f"no online worker serving the model declares {', '.join(gap['missing_declarations'])}")
+        reasons.append(
+            f"no online worker serving the model declares {', '.join(gap['missing_declarations'])}"
+        )
     if gap is not None and gap["exceeded_limits"]:
         limits = ", ".join(gap["exceeded_limits"])
-        reasons.append(f"the request exceeds the {limits} limit of every online worker serving the model")
-    return "No online worker can serve this request" + (f": {'; '.join(reasons)}" if reasons else "") + "."
+        reasons.append(
+            f"the request exceeds the {limits} limit of every online worker serving the model"
+        )
+    return (
+        "No online worker can serve this request"
+        + (f": {'; '.join(reasons)}" if reasons else "")
+        + "."
+    )
 
 
 def _check_sharedkey_tokens(sharedkey: SharedKeyFacts, max_length: int) -> None:
     if -1 < sharedkey.max_text_tokens < max_length:
         raise BadRequest(
-            f"This shared key allows {sharedkey.max_text_tokens} tokens per job and the request asks for {max_length}."
+            f"This shared key allows {sharedkey.max_text_tokens} tokens per job and the request"
+            f" asks for {max_length}."
         )
 
 
-def _record_decision(outcome: str, submitter: Submitter, facts: TextRequestFacts, needs: UpfrontNeeds) -> None:
+def _record_decision(
+    outcome: str, submitter: Submitter, facts: TextRequestFacts, needs: UpfrontNeeds
+) -> None:
     metrics.free_allowance_decisions.add(
         1,
         {
@@ -225,7 +269,10 @@ def _record_decision(outcome: str, submitter: Submitter, facts: TextRequestFacts
 
 def _record_wait(wait_seconds: float | None, submitter: Submitter, facts: TextRequestFacts) -> None:
     if wait_seconds is not None:
-        attributes: dict[str, str | bool] = {"horde.chat": facts.is_chat, "horde.requester": submitter.kind}
+        attributes: dict[str, str | bool] = {
+            "horde.chat": facts.is_chat,
+            "horde.requester": submitter.kind,
+        }
         metrics.free_allowance_estimated_wait_seconds.record(wait_seconds, attributes)
 
 

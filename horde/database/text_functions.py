@@ -61,13 +61,14 @@ CANDIDATES_PER_CLASS = 20  # enough that workers popping at once each find an un
 MAX_CACHED_CLASSES = 10_000
 MANY_CLASSES = 200
 TEXT_FAMILY = "text"
-AN_IMAGE_PART = [{"content": [{"type": "image_url"}]}]  # JSONB containment: messages of which one has such a part
+# JSONB containment: messages of which one has such a part.
+AN_IMAGE_PART = [{"content": [{"type": "image_url"}]}]
 
 requests = table_of(TextWaitingPrompt)
 
-# A loose index scan: one probe of the queue's index for each class that has a waiting request, however deep it is.
-_SCAN_CLASSES = text(
-    """
+# A loose index scan: one probe of the queue's index for each class that has a waiting request,
+# however deep it is.
+_SCAN_CLASSES = text("""
     WITH RECURSIVE classes AS (
         (SELECT queue_class FROM waiting_prompts
          WHERE active AND NOT faulted AND n > 0 AND wp_type = 'text' AND queue_class IS NOT NULL
@@ -80,13 +81,14 @@ _SCAN_CLASSES = text(
         FROM classes WHERE classes.queue_class IS NOT NULL
     )
     SELECT queue_class FROM classes WHERE queue_class IS NOT NULL
-    """
-)
+    """)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServableClass:
-    """A class of requests that a worker may take, with the bounds the claim compares row by row; lengths are tokens."""
+    """A class of requests that a worker may take, with the bounds the claim compares row by row;
+    lengths are tokens.
+    """
 
     number: int
     models: tuple[str, ...]  # as its requests list them
@@ -111,7 +113,8 @@ class ServableQueue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimedRequest:
-    """A request of which `taken` generations were claimed; the caller writes a job for each in the same transaction.
+    """A request of which `taken` generations were claimed; the caller writes a job for each in the
+    same transaction.
 
     `request` is a copy that belongs to no session, with the columns that a job needs.
     """
@@ -123,7 +126,9 @@ class ClaimedRequest:
 
 
 class _ClassFacts:
-    """The facts behind each class, in process memory: a class is the hash of its facts, so they never change."""
+    """The facts behind each class, in process memory: a class is the hash of its facts, so they
+    never change.
+    """
 
     def __init__(self) -> None:
         self._facts: OrderedDict[int, TextRequestFacts] = OrderedDict()
@@ -131,7 +136,9 @@ class _ClassFacts:
 
     def find(self, queue_classes: Iterable[int]) -> dict[int, TextRequestFacts]:
         with self._lock:
-            return {number: self._facts[number] for number in queue_classes if number in self._facts}
+            return {
+                number: self._facts[number] for number in queue_classes if number in self._facts
+            }
 
     def remember(self, facts: dict[int, TextRequestFacts]) -> None:
         with self._lock:
@@ -144,25 +151,35 @@ _class_facts = _ClassFacts()
 
 
 def is_live(request: Any) -> ColumnElement[bool]:
-    """The predicate of the queue's partial indexes, spelled as they spell it so that the planner sees it.
+    """The predicate of the queue's partial indexes, spelled as they spell it so that the planner
+    sees it.
 
-    `request` has the columns as attributes: the row class, or `.c` of its table or an alias of that.
+    `request` has the columns as attributes: the row class, or `.c` of its table or an alias of
+    that.
     """
     return and_(request.active, ~request.faulted, request.n > literal(0, literal_execute=True))
 
 
 def get_rank(request: Any) -> Any:
     """The queue's order, highest first: starting priority minus what every later second costs."""
-    return request.extra_priority - PRIORITY_PER_SECOND * func.date_part(text("'epoch'"), request.created)
+    return request.extra_priority - PRIORITY_PER_SECOND * func.date_part(
+        text("'epoch'"), request.created
+    )
 
 
-def text_wp_speed_gate_clause(request: Any, lease_capacity: ColumnElement[float]) -> ColumnElement[bool]:
-    """Whether a worker of this lease capacity (tokens) finishes the request in time; text jobs are not gated."""
+def text_wp_speed_gate_clause(
+    request: Any, lease_capacity: ColumnElement[float]
+) -> ColumnElement[bool]:
+    """Whether a worker of this lease capacity (tokens) finishes the request in time; text jobs are
+    not gated.
+    """
     return or_(~request.is_chat, request.max_length <= lease_capacity)
 
 
 class _ClassList:
-    """The classes as last read, believed for a while only where there are so many that reading them costs milliseconds."""
+    """The classes as last read, believed for a while only where there are so many that reading them
+    costs milliseconds.
+    """
 
     def __init__(self) -> None:
         self.classes: list[int] = []
@@ -171,14 +188,17 @@ class _ClassList:
     def remember(self, classes: list[int], seconds_to_read: float) -> None:
         if len(classes) >= MANY_CLASSES:
             self.classes = classes
-            self.believed_until = time.monotonic() + 10 * seconds_to_read  # so that reading takes a tenth of the time at most
+            # So that reading takes a tenth of the time at most.
+            self.believed_until = time.monotonic() + 10 * seconds_to_read
 
 
 _class_list = _ClassList()
 
 
 def list_queue_classes(session: Session) -> list[int]:
-    """Every class with a waiting request; its cost grows with the classes, not with the requests."""
+    """Every class with a waiting request; its cost grows with the classes, not with the
+    requests.
+    """
     started = time.monotonic()
     if started < _class_list.believed_until:
         return _class_list.classes
@@ -187,7 +207,9 @@ def list_queue_classes(session: Session) -> list[int]:
     return classes
 
 
-def get_queue_class_facts(session: Session, queue_classes: Sequence[int]) -> dict[int, TextRequestFacts]:
+def get_queue_class_facts(
+    session: Session, queue_classes: Sequence[int]
+) -> dict[int, TextRequestFacts]:
     """The facts of each class, read from one of its requests the first time a process meets it."""
     known = _class_facts.find(queue_classes)
     unknown = [number for number in queue_classes if number not in known]
@@ -205,7 +227,9 @@ def _read_class_facts(session: Session, queue_classes: list[int]) -> dict[int, T
         .distinct(TextWaitingPrompt.queue_class)
         .order_by(TextWaitingPrompt.queue_class)
     ).subquery()
-    rows = session.execute(select(*_fact_columns()).where(TextWaitingPrompt.id.in_(select(sample.c.id)))).all()
+    rows = session.execute(
+        select(*_fact_columns()).where(TextWaitingPrompt.id.in_(select(sample.c.id)))
+    ).all()
     return {row.queue_class: build_request_facts(row) for row in rows}
 
 
@@ -237,7 +261,9 @@ def _fact_columns() -> tuple[Any, ...]:
         stored.worker_blacklist,
         stored.chat_required_features,
         stored.chat_tools_temperature,
-        func.coalesce(stored.is_chat & stored.messages.contains(AN_IMAGE_PART), false()).label("has_images"),
+        func.coalesce(stored.is_chat & stored.messages.contains(AN_IMAGE_PART), false()).label(
+            "has_images"
+        ),
         models.label("models"),
         workers.label("worker_ids"),
     )
@@ -265,7 +291,9 @@ def build_request_facts(row: Any) -> TextRequestFacts:
 
 def find_request_facts(session: Session, wp_id: UUID) -> TextRequestFacts | None:
     """What decides who may serve a stored request; None when it is gone."""
-    row = session.execute(select(*_fact_columns()).where(TextWaitingPrompt.id == wp_id)).one_or_none()
+    row = session.execute(
+        select(*_fact_columns()).where(TextWaitingPrompt.id == wp_id)
+    ).one_or_none()
     return None if row is None else build_request_facts(row)
 
 
@@ -273,7 +301,11 @@ def list_unclassified_requests(session: Session, limit: int) -> list[tuple[UUID,
     """Live requests without a class, as a server of an older version writes them."""
     statement = (
         select(*_fact_columns())
-        .where(is_live(TextWaitingPrompt), TextWaitingPrompt.wp_type == TEXT_FAMILY, TextWaitingPrompt.queue_class.is_(None))
+        .where(
+            is_live(TextWaitingPrompt),
+            TextWaitingPrompt.wp_type == TEXT_FAMILY,
+            TextWaitingPrompt.queue_class.is_(None),
+        )
         .limit(limit)
     )
     return [(row.id, build_request_facts(row)) for row in session.execute(statement)]
@@ -288,8 +320,9 @@ def get_sorted_text_wp_filtered_to_worker(
 ) -> ServableQueue:
     """What of the waiting requests this worker may take, judged class by class.
 
-    The rules are those of `TextWorker.can_generate_with_eligibility_inputs`, asked of the smallest request of each
-    class; `claim_next_request` compares the lengths of each row and takes them in queue order.
+    The rules are those of `TextWorker.can_generate_with_eligibility_inputs`, asked of the smallest
+    request of each class; `claim_next_request` compares the lengths of each row and takes them in
+    queue order.
     """
     only_user_id = worker.user_id if worker.maintenance or worker.paused else None
     servable: list[ServableClass] = []
@@ -297,8 +330,11 @@ def get_sorted_text_wp_filtered_to_worker(
     for queue_class, facts in get_queue_class_facts(session, list_queue_classes(session)).items():
         judged = least_facts_of_class(facts)
         if only_user_id is not None:
-            judged = replace(judged, user_id=only_user_id)  # whose it is, the claim compares row by row
-        refusal = worker.can_generate_with_eligibility_inputs(judged, chat_inputs if facts.is_chat else inputs)
+            # Whose it is, the claim compares row by row.
+            judged = replace(judged, user_id=only_user_id)
+        refusal = worker.can_generate_with_eligibility_inputs(
+            judged, chat_inputs if facts.is_chat else inputs
+        )
         if refusal is None:
             servable.append(_build_servable_class(queue_class, facts, worker))
         else:
@@ -308,16 +344,30 @@ def get_sorted_text_wp_filtered_to_worker(
         lease_capacity=get_text_worker_lease_capacity(worker.speed),
         only_user_id=only_user_id,
         priority_user_ids=(worker.user_id, *priority_user_ids),
-        skipped={reason.value: count for reason, count in skipped.items() if reason in REPORTED_SKIP_REASONS},
+        skipped={
+            reason.value: count
+            for reason, count in skipped.items()
+            if reason in REPORTED_SKIP_REASONS
+        },
     )
 
 
-def _build_servable_class(number: int, facts: TextRequestFacts, worker: TextWorker) -> ServableClass:
+def _build_servable_class(
+    number: int, facts: TextRequestFacts, worker: TextWorker
+) -> ServableClass:
     if facts.is_chat:
-        max_length, max_context_length = worker.chat_max_length or 0, worker.chat_max_context_length or 0
+        max_length, max_context_length = (
+            worker.chat_max_length or 0,
+            worker.chat_max_context_length or 0,
+        )
     else:
         max_length, max_context_length = worker.max_length, worker.max_context_length
-    return ServableClass(number=number, models=facts.models, max_length=max_length, max_context_length=max_context_length)
+    return ServableClass(
+        number=number,
+        models=facts.models,
+        max_length=max_length,
+        max_context_length=max_context_length,
+    )
 
 
 _CLAIMED_COLUMNS = (
@@ -338,7 +388,9 @@ _CLAIMED_COLUMNS = (
 
 
 def _build_claim(*, skips_locked: bool) -> Any:
-    """The claim as one statement, built once: candidates unlocked in queue order, one of them locked and taken."""
+    """The claim as one statement, built once: candidates unlocked in queue order, one of them
+    locked and taken.
+    """
     waiting = requests.alias("waiting").c
     servable = (
         func.unnest(
@@ -359,7 +411,8 @@ def _build_claim(*, skips_locked: bool) -> Any:
         is_live(waiting),
         waiting.wp_type == TEXT_FAMILY,
         waiting.queue_class == servable.c.queue_class,
-        waiting.max_length <= servable.c.max_length,  # both lengths are in the index: rows too long cost no visit
+        # Both lengths are in the index: rows too long cost no visit.
+        waiting.max_length <= servable.c.max_length,
         waiting.max_context_length <= servable.c.max_context_length,
         waiting.expiry > bindparam("pop_now", type_=DateTime),
         text_wp_speed_gate_clause(waiting, bindparam("pop_lease_capacity", type_=Float)),
@@ -373,7 +426,12 @@ def _build_claim(*, skips_locked: bool) -> Any:
         .lateral("of_each_class")
     )
     general = (
-        select(literal(0).label("is_priority"), of_each_class.c.id, of_each_class.c.rank, of_each_class.c.created)
+        select(
+            literal(0).label("is_priority"),
+            of_each_class.c.id,
+            of_each_class.c.rank,
+            of_each_class.c.created,
+        )
         .select_from(servable)
         .join(of_each_class, true())
         .order_by(of_each_class.c.rank.desc(), of_each_class.c.created, of_each_class.c.id)
@@ -389,7 +447,9 @@ def _build_claim(*, skips_locked: bool) -> Any:
         .order_by(rank.desc())
         .limit(CANDIDATES_PER_CLASS)
     )
-    candidates = union_all(general.subquery().select(), preferred.subquery().select()).subquery("candidates")
+    candidates = union_all(general.subquery().select(), preferred.subquery().select()).subquery(
+        "candidates"
+    )
     best = (
         select(candidates.c.id, func.max(candidates.c.is_priority).label("is_priority"))
         .group_by(candidates.c.id)
@@ -407,11 +467,16 @@ def _build_claim(*, skips_locked: bool) -> Any:
         .with_for_update(of=locking, skip_locked=skips_locked)
     ).cte("chosen")
     stored = requests.c
-    taken = case((stored.is_chat, 1), else_=func.least(chosen.c.n, bindparam("pop_wanted", type_=Integer)))
+    taken = case(
+        (stored.is_chat, 1), else_=func.least(chosen.c.n, bindparam("pop_wanted", type_=Integer))
+    )
     return (
         update(requests)
         .where(stored.id == chosen.c.id)
-        .values(n=stored.n - taken, expiry=func.greatest(stored.expiry, bindparam("pop_new_expiry", type_=DateTime)))
+        .values(
+            n=stored.n - taken,
+            expiry=func.greatest(stored.expiry, bindparam("pop_new_expiry", type_=DateTime)),
+        )
         .returning(
             (chosen.c.n - stored.n).label("taken"),
             stored.n.label("remaining"),
@@ -424,13 +489,17 @@ _CLAIM = _build_claim(skips_locked=True)
 _WAITING_CLAIM = _build_claim(skips_locked=False)
 
 
-def claim_next_request(session: Session, queue: ServableQueue, *, wanted: int, now: datetime) -> ClaimedRequest | None:
-    """Take up to `wanted` generations of the best request this worker may serve; None when nothing is free.
+def claim_next_request(
+    session: Session, queue: ServableQueue, *, wanted: int, now: datetime
+) -> ClaimedRequest | None:
+    """Take up to `wanted` generations of the best request this worker may serve; None when nothing
+    is free.
 
-    One conditional statement: rows being claimed by others are skipped, so two pops seldom wait for each other and
-    never take the same generation. Where all are being claimed, as with one request of many generations, a second
-    waits its turn: an idle answer would keep the worker away for seconds. Nothing is taken until the
-    caller commits it with its job rows; until then the caller holds no other row.
+    One conditional statement: rows being claimed by others are skipped, so two pops seldom wait for
+    each other and never take the same generation. Where all are being claimed, as with one request
+    of many generations, a second waits its turn: an idle answer would keep the worker away for
+    seconds. Nothing is taken until the caller commits it with its job rows; until then the caller
+    holds no other row.
     """
     if not queue.classes:
         return None
@@ -445,19 +514,29 @@ def claim_next_request(session: Session, queue: ServableQueue, *, wanted: int, n
         "pop_wanted": wanted,
         "pop_new_expiry": now + REQUEST_TTL,
     }
-    row = session.execute(_CLAIM, values).one_or_none() or session.execute(_WAITING_CLAIM, values).one_or_none()
+    row = (
+        session.execute(_CLAIM, values).one_or_none()
+        or session.execute(_WAITING_CLAIM, values).one_or_none()
+    )
     if row is None:
         return None
     request = TextWaitingPrompt(**{name: getattr(row, name) for name in _CLAIMED_COLUMNS})
-    return ClaimedRequest(request=request, models=queue.get_models(row.queue_class), taken=row.taken, remaining=row.remaining)
+    return ClaimedRequest(
+        request=request,
+        models=queue.get_models(row.queue_class),
+        taken=row.taken,
+        remaining=row.remaining,
+    )
 
 
 def show_request_to_paused(
     session: Session, queue: ServableQueue, worker: TextWorker, *, wanted: int, now: datetime
 ) -> ClaimedRequest | None:
-    """The best text request of another user for a paused worker's fake jobs; None when it has seen them all.
+    """The best text request of another user for a paused worker's fake jobs; None when it has seen
+    them all.
 
-    Nothing is taken from the request, and the worker is never shown it again. Its owner's own requests are claimed.
+    Nothing is taken from the request, and the worker is never shown it again. Its owner's own
+    requests are claimed.
     """
     request, tricked = TextWaitingPrompt, WPTrickedWorkers
     row = session.execute(
@@ -480,7 +559,12 @@ def show_request_to_paused(
         return None
     session.add(WPTrickedWorkers(wp_id=row.id, worker_id=worker.id))
     copied = TextWaitingPrompt(**{name: getattr(row, name) for name in _CLAIMED_COLUMNS})
-    return ClaimedRequest(request=copied, models=queue.get_models(row.queue_class), taken=min(wanted, row.n), remaining=row.n)
+    return ClaimedRequest(
+        request=copied,
+        models=queue.get_models(row.queue_class),
+        taken=min(wanted, row.n),
+        remaining=row.n,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -492,10 +576,14 @@ class OperationClaim:
     kudos: int  # the quote its 202 carried
 
 
-def find_chat_operation_claim(session: Session, user_id: int, operation_key: UUID) -> OperationClaim | None:
+def find_chat_operation_claim(
+    session: Session, user_id: int, operation_key: UUID
+) -> OperationClaim | None:
     """The request of this user that claimed the key, as long as its row lives."""
     row = session.execute(
-        select(TextWaitingPrompt.id, TextWaitingPrompt.operation_fingerprint, TextWaitingPrompt.kudos).where(
+        select(
+            TextWaitingPrompt.id, TextWaitingPrompt.operation_fingerprint, TextWaitingPrompt.kudos
+        ).where(
             TextWaitingPrompt.user_id == user_id, TextWaitingPrompt.operation_key == operation_key
         )
     ).one_or_none()
@@ -555,11 +643,15 @@ def get_chat_model_offers(session: Session, now: datetime) -> dict[str, ChatMode
 
 
 def _build_offer(workers: Sequence[Any]) -> ChatModelOffer:
-    created = min((worker.created for worker in workers if worker.created is not None), default=None)
+    created = min(
+        (worker.created for worker in workers if worker.created is not None), default=None
+    )
     return ChatModelOffer(
         workers=len(workers),
         max_context_length=max(worker.chat_max_context_length for worker in workers),
         max_length=max(worker.chat_max_length for worker in workers),
-        features=tuple(sorted({feature for worker in workers for feature in worker.chat_features or ()})),
+        features=tuple(
+            sorted({feature for worker in workers for feature in worker.chat_features or ()})
+        ),
         created=None if created is None else int(created.replace(tzinfo=UTC).timestamp()),
     )

@@ -32,7 +32,12 @@ from horde.classes.base.kudos import KudosReservation, upfront_hold_id
 from horde.classes.base.processing_generation import ProcessingGeneration
 from horde.classes.base.stats import TextGenState, TextGenStatistic
 from horde.classes.base.user import User, UserRole, UserRoleTypes
-from horde.classes.base.waiting_prompt import REQUEST_TTL, TerminalOutcome, WaitingPrompt, WPAllowedWorkers
+from horde.classes.base.waiting_prompt import (
+    REQUEST_TTL,
+    TerminalOutcome,
+    WaitingPrompt,
+    WPAllowedWorkers,
+)
 from horde.classes.kobold.chat_request import CHAT_STREAM_PROGRESS_KEY, streams_progress
 from horde.classes.kobold.pricing import (
     build_generation_movements,
@@ -61,8 +66,7 @@ users, roles = table_of(User), table_of(UserRole)
 targets, holds = table_of(WPAllowedWorkers), table_of(KudosReservation)
 
 # Three samples and a statistic in one round trip: they are written together or not at all.
-_RECORD_SAMPLES = text(
-    """
+_RECORD_SAMPLES = text("""
     WITH worker_sample AS (
         INSERT INTO worker_performances (worker_id, performance, created) VALUES (:worker_id, :speed, :now)
     ), model_sample AS (
@@ -75,20 +79,17 @@ _RECORD_SAMPLES = text(
                                 client_agent, bridge_agent, state)
     VALUES (:now, :start_time, :model, :max_length, :max_context_length, :softprompt, :prompt_length,
             :client_agent, :bridge_agent, CAST(:state AS textgenstate))
-    """
-)
+    """)
 
 
 # The request's end and the end of its hold in one round trip.
-_FINISH_REQUEST = text(
-    """
+_FINISH_REQUEST = text("""
     WITH finished AS (
         UPDATE waiting_prompts SET terminal_outcome = 'completed', terminal_recorded_at = :now
         WHERE id = :wp_id AND terminal_outcome IS NULL
     )
     UPDATE kudos_reservations SET active = false, released_at = :now WHERE business_id = :hold_id AND active
-    """
-)
+    """)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +161,9 @@ class Settlement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submitted:
-    """A verified reply, ready to be stored: the job's columns and the tokens it is priced and timed by."""
+    """A verified reply, ready to be stored: the job's columns and the tokens it is priced and timed
+    by.
+    """
 
     columns: dict[str, Any] = field(repr=False)
     tokens: int
@@ -169,7 +172,9 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What the model reference says of the model that served a job; multiplier in billions of parameters."""
+    """What the model reference says of the model that served a job; multiplier in billions of
+    parameters.
+    """
 
     multiplier: float
     is_known: bool
@@ -201,8 +206,9 @@ def assign_jobs(
 ) -> AssignedJobs:
     """Write a job row for each generation claimed, in the transaction of the claim.
 
-    The model is chosen once, from what this pop offers; on chat it is the model the worker declared. Fake jobs keep a
-    paused worker busy: they look the same and count for nothing. A streamed job gets its lease after the commit.
+    The model is chosen once, from what this pop offers; on chat it is the model the worker
+    declared. Fake jobs keep a paused worker busy: they look the same and count for nothing. A
+    streamed job gets its lease after the commit.
     """
     model = _choose_model(claimed, worker, models)
     ids = tuple(uuid4() for _ in range(claimed.taken))
@@ -242,7 +248,9 @@ def assign_jobs(
                 started=now,
                 job_ttl=ttl,
             )
-    return AssignedJobs(ids=ids, wp_id=request.id, model=model, ttl_seconds=ttl, is_over_capacity=is_over)
+    return AssignedJobs(
+        ids=ids, wp_id=request.id, model=model, ttl_seconds=ttl, is_over_capacity=is_over
+    )
 
 
 def _choose_model(claimed: ClaimedRequest, worker: TextWorker, models: Sequence[str]) -> str:
@@ -253,7 +261,11 @@ def _choose_model(claimed: ClaimedRequest, worker: TextWorker, models: Sequence[
 
 
 def _build_find_job() -> Select[Any]:
-    is_trusted = (roles.c.user_id == workers.c.user_id) & (roles.c.user_role == UserRoleTypes.TRUSTED) & roles.c.value
+    is_trusted = (
+        (roles.c.user_id == workers.c.user_id)
+        & (roles.c.user_role == UserRoleTypes.TRUSTED)
+        & roles.c.value
+    )
     hold_id = func.concat("upfront:", cast(requests.c.id, String))
     return (
         select(
@@ -282,7 +294,9 @@ def _build_find_job() -> Select[Any]:
             requests.c.client_agent,
             exists().where(targets.c.wp_id == requests.c.id).label("lists_workers"),
             exists().where(holds.c.business_id == hold_id, holds.c.active).label("has_hold"),
-            (func.coalesce(requests.c.terminal_outcome, "") == TerminalOutcome.CANCELLED).label("is_request_cancelled"),
+            (func.coalesce(requests.c.terminal_outcome, "") == TerminalOutcome.CANCELLED).label(
+                "is_request_cancelled"
+            ),
             requests.c.webhook,
             workers.c.name.label("worker_name"),
             workers.c.user_id.label("worker_owner_id"),
@@ -300,13 +314,16 @@ _FIND_JOB = _build_find_job()
 
 
 def find_job(session: Session, job_id: UUID) -> JobFacts | None:
-    """A text or chat job by id, in one statement; None when it is unknown or went with its expired request."""
+    """A text or chat job by id, in one statement; None when it is unknown or went with its expired
+    request.
+    """
     row = session.execute(_FIND_JOB, {"job_id": job_id}).one_or_none()
     return None if row is None else JobFacts(**row._mapping)
 
 
 def show_fake_as_real(job: JobFacts, now: datetime) -> JobFacts:
-    """A job as its worker has to see it: a fake has ended when a real one would have been aborted or settled.
+    """A job as its worker has to see it: a fake has ended when a real one would have been aborted
+    or settled.
 
     No row tells that of a fake: it is never faulted, so that nothing of the request moves.
     """
@@ -330,10 +347,14 @@ def compute_job_kudos(job: JobFacts, tokens: int, model: ModelFacts) -> Decimal:
     )
 
 
-def settle_job(session: Session, job: JobFacts, submitted: Submitted, kudos: Decimal, now: datetime) -> Settlement | None:
-    """Store a reply and everything it moves, once; None for the loser of a race, whose transaction must be rolled back.
+def settle_job(
+    session: Session, job: JobFacts, submitted: Submitted, kudos: Decimal, now: datetime
+) -> Settlement | None:
+    """Store a reply and everything it moves, once; None for the loser of a race, whose transaction
+    must be rolled back.
 
-    Locks the request first, so that whoever stores the last reply sees all others and ends the request.
+    Locks the request first, so that whoever stores the last reply sees all others and ends the
+    request.
     """
     charge = compute_generation_charge(kudos, censored=submitted.is_censored)
     request = _charge_request(session, job, charge, now)
@@ -345,15 +366,29 @@ def settle_job(session: Session, job: JobFacts, submitted: Submitted, kudos: Dec
     session.execute(_RECORD_SAMPLES, _build_samples(job, submitted, now))
     _pay(session, job, kudos, charge, now, is_censored=submitted.is_censored)
     finished_count, others_pending = counts
-    is_complete = request.n == 0 and (finished_count >= request.jobs or request.terminal_outcome is not None)
+    is_complete = request.n == 0 and (
+        finished_count >= request.jobs or request.terminal_outcome is not None
+    )
     if others_pending == 0 and (is_complete or request.faulted):
-        session.execute(_FINISH_REQUEST, {"wp_id": job.wp_id, "hold_id": upfront_hold_id(job.wp_id), "now": now})
+        session.execute(
+            _FINISH_REQUEST, {"wp_id": job.wp_id, "hold_id": upfront_hold_id(job.wp_id), "now": now}
+        )
     is_done = others_pending == 0 and is_complete and not request.faulted
     return Settlement(kudos=kudos, finished_count=finished_count, is_done=is_done)
 
 
-def _pay(session: Session, job: JobFacts, kudos: Decimal, charge: Decimal, now: datetime, *, is_censored: bool = False) -> None:
-    """Book what a job earned its worker and costs its requester; the charge also comes off a shared key."""
+def _pay(
+    session: Session,
+    job: JobFacts,
+    kudos: Decimal,
+    charge: Decimal,
+    now: datetime,
+    *,
+    is_censored: bool = False,
+) -> None:
+    """Book what a job earned its worker and costs its requester; the charge also comes off a shared
+    key.
+    """
     movements = build_generation_movements(
         kudos=kudos,
         max_length=job.max_length,
@@ -370,17 +405,24 @@ def _pay(session: Session, job: JobFacts, kudos: Decimal, charge: Decimal, now: 
         charge_shared_key(session, job.sharedkey_id, charge)
 
 
-def settle_cancelled_job(session: Session, job: JobFacts, *, character_count: int, kudos: Decimal, now: datetime) -> bool:
-    """Pay for what a streamed job had posted when its request was cancelled, and end it; False when it had ended before.
+def settle_cancelled_job(
+    session: Session, job: JobFacts, *, character_count: int, kudos: Decimal, now: datetime
+) -> bool:
+    """Pay for what a streamed job had posted when its request was cancelled, and end it; False when
+    it had ended before.
 
-    The caller cancelled the request in this transaction, so its row is locked and no submit is between the two steps.
-    It is no sample of a speed, no drop of its worker, and is not restarted.
+    The caller cancelled the request in this transaction, so its row is locked and no submit is
+    between the two steps. It is no sample of a speed, no drop of its worker, and is not restarted.
     """
-    if not TextProcessingGeneration.settle_cancelled(session, job_id=job.id, character_count=character_count):
+    if not TextProcessingGeneration.settle_cancelled(
+        session, job_id=job.id, character_count=character_count
+    ):
         return False
     charge = compute_generation_charge(kudos)
     _charge_request(session, job, charge, now)
-    session.execute(insert(TextGenStatistic).values(_build_unserved_statistic(job, TextGenState.CANCELLED, now)))
+    session.execute(
+        insert(TextGenStatistic).values(_build_unserved_statistic(job, TextGenState.CANCELLED, now))
+    )
     _pay(session, job, kudos, charge, now)
     return True
 
@@ -415,7 +457,9 @@ _CHARGE_REQUEST = (
 
 
 def store_fake_reply(session: Session, job: JobFacts, submitted: Submitted) -> bool:
-    """End a fake job as a real one ends, so that its worker cannot tell them apart; nothing is paid or counted."""
+    """End a fake job as a real one ends, so that its worker cannot tell them apart; nothing is paid
+    or counted.
+    """
     is_stored = _claim_pending_job(session, job, submitted) is not None
     if is_stored and job.is_streamed:
         TextProcessingGeneration.end_progress_after_submit(session, job_id=job.id)
@@ -423,7 +467,9 @@ def store_fake_reply(session: Session, job: JobFacts, submitted: Submitted) -> b
 
 
 def _charge_request(session: Session, job: JobFacts, charge: Decimal, now: datetime) -> Any:
-    """Lock the request and add the charge to what it has cost so far; its life is extended as by a pop."""
+    """Lock the request and add the charge to what it has cost so far; its life is extended as by a
+    pop.
+    """
     facts = {"wp_id": job.wp_id, "charge": round(charge), "new_expiry": now + REQUEST_TTL}
     return session.execute(_CHARGE_REQUEST, facts).one_or_none()
 
@@ -432,9 +478,19 @@ def _charge_request(session: Session, job: JobFacts, charge: Decimal, now: datet
 def _build_claim_of_pending_job(names: frozenset[str]) -> Update:
     """The one update that stores a reply, for the columns that a text or a chat reply has."""
     other = jobs.alias("other")
-    of_request = (other.c.wp_id == bindparam("job_wp_id")) & (other.c.id != bindparam("job_id")) & ~other.c.fake
-    finished = select(func.count()).where(of_request, other.c.generation.is_not(None)).scalar_subquery()
-    pending = select(func.count()).where(of_request, other.c.generation.is_(None), ~other.c.faulted).scalar_subquery()
+    of_request = (
+        (other.c.wp_id == bindparam("job_wp_id"))
+        & (other.c.id != bindparam("job_id"))
+        & ~other.c.fake
+    )
+    finished = (
+        select(func.count()).where(of_request, other.c.generation.is_not(None)).scalar_subquery()
+    )
+    pending = (
+        select(func.count())
+        .where(of_request, other.c.generation.is_(None), ~other.c.faulted)
+        .scalar_subquery()
+    )
     return (
         update(jobs)
         .where(jobs.c.id == bindparam("job_id"), jobs.c.generation.is_(None), ~jobs.c.faulted)
@@ -443,12 +499,18 @@ def _build_claim_of_pending_job(names: frozenset[str]) -> Update:
     )
 
 
-def _claim_pending_job(session: Session, job: JobFacts, submitted: Submitted) -> tuple[int, int] | None:
-    """Write the reply if the job is still pending: (finished jobs with this one, other pending jobs), else None."""
+def _claim_pending_job(
+    session: Session, job: JobFacts, submitted: Submitted
+) -> tuple[int, int] | None:
+    """Write the reply if the job is still pending: (finished jobs with this one, other pending
+    jobs), else None.
+    """
     columns = submitted.columns | {"censored": submitted.is_censored}
     values = {f"new_{name}": value for name, value in columns.items()}
     statement = _build_claim_of_pending_job(frozenset(columns))
-    row = session.execute(statement, {"job_id": job.id, "job_wp_id": job.wp_id, **values}).one_or_none()
+    row = session.execute(
+        statement, {"job_id": job.id, "job_wp_id": job.wp_id, **values}
+    ).one_or_none()
     return None if row is None else (row[0] + 1, row[1])
 
 
@@ -479,11 +541,14 @@ def _build_statistic(job: JobFacts, state: TextGenState, now: datetime) -> dict[
     }
 
 
-def fault_job(session: Session, job: JobFacts, *, is_raid: bool, now: datetime, blames_worker: bool = True) -> Fault:
-    """End a job without a reply: its generation goes back to the request, its worker's counters move, once.
+def fault_job(
+    session: Session, job: JobFacts, *, is_raid: bool, now: datetime, blames_worker: bool = True
+) -> Fault:
+    """End a job without a reply: its generation goes back to the request, its worker's counters
+    move, once.
 
-    The request is faulted by the fault that crosses the limit. Fakes move nothing. Without `blames_worker` the worker's
-    counters stay: the horde itself could not give the job.
+    The request is faulted by the fault that crosses the limit. Fakes move nothing. Without
+    `blames_worker` the worker's counters stay: the horde itself could not give the job.
     """
     outcome = ProcessingGeneration.fault_and_restart(session, job_id=job.id, wp_id=job.wp_id)
     if outcome.is_applied and job.is_streamed:
@@ -491,17 +556,27 @@ def fault_job(session: Session, job: JobFacts, *, is_raid: bool, now: datetime, 
     if not outcome.is_applied or outcome.is_fake:
         return Fault(is_applied=outcome.is_applied, is_fake=outcome.is_fake)
     is_request_faulted = WaitingPrompt.mark_faulted_after_repeated_faults(session, job.wp_id)
-    if (is_request_faulted or not outcome.is_restarted) and not has_pending_jobs(session, job.wp_id):
+    if (is_request_faulted or not outcome.is_restarted) and not has_pending_jobs(
+        session, job.wp_id
+    ):
         release_hold(session, upfront_hold_id(job.wp_id), now)
-    session.execute(insert(TextGenStatistic).values(_build_unserved_statistic(job, TextGenState.FAULTED, now)))
+    session.execute(
+        insert(TextGenStatistic).values(_build_unserved_statistic(job, TextGenState.FAULTED, now))
+    )
     if blames_worker:
         TextProcessingGeneration.log_worker_abort(
-            session, worker_id=job.worker_id, refusal_rc=job.chat_refusal_rc, is_raid=is_raid, now=now
+            session,
+            worker_id=job.worker_id,
+            refusal_rc=job.chat_refusal_rc,
+            is_raid=is_raid,
+            now=now,
         )
     if not is_request_faulted:
         return Fault(is_applied=True)
     reason, rc = session.execute(
-        select(TextWaitingPrompt.chat_fault_reason, TextWaitingPrompt.chat_fault_rc).where(TextWaitingPrompt.id == job.wp_id)
+        select(TextWaitingPrompt.chat_fault_reason, TextWaitingPrompt.chat_fault_rc).where(
+            TextWaitingPrompt.id == job.wp_id
+        )
     ).one()
     return Fault(
         is_applied=True,
@@ -520,11 +595,18 @@ def _build_unserved_statistic(job: JobFacts, state: TextGenState, now: datetime)
 def count_finished_jobs(session: Session, wp_id: UUID) -> int:
     """Jobs of a request with a stored reply; fakes never count."""
     job = ProcessingGeneration
-    return session.scalar(select(func.count()).where(job.wp_id == wp_id, job.generation.is_not(None), ~job.fake)) or 0
+    return (
+        session.scalar(
+            select(func.count()).where(job.wp_id == wp_id, job.generation.is_not(None), ~job.fake)
+        )
+        or 0
+    )
 
 
 def record_job_refusal(session: Session, job: JobFacts, rc: str) -> None:
-    """Keep the return code of a refused reply on a job that is still pending: it decides how a later fault counts."""
+    """Keep the return code of a refused reply on a job that is still pending: it decides how a
+    later fault counts.
+    """
     session.execute(
         update(TextProcessingGeneration)
         .where(
@@ -538,16 +620,23 @@ def record_job_refusal(session: Session, job: JobFacts, rc: str) -> None:
 
 
 _FIND_JOB_END = select(
-    jobs.c.generation.is_not(None).label("is_completed"), jobs.c.faulted, jobs.c.fake, jobs.c.start_time, jobs.c.job_ttl
+    jobs.c.generation.is_not(None).label("is_completed"),
+    jobs.c.faulted,
+    jobs.c.fake,
+    jobs.c.start_time,
+    jobs.c.job_ttl,
 ).where(jobs.c.id == bindparam("job_id"), jobs.c.procgen_type == TEXT_FAMILY)
 
 
 def is_job_aborted(session: Session, job_id: UUID, now: datetime) -> bool:
-    """Whether nothing is wanted of a job any more: it is faulted, or unknown, as when its request has expired.
+    """Whether nothing is wanted of a job any more: it is faulted, or unknown, as when its request
+    has expired.
 
     A fake is never faulted, so it counts as aborted when a real one would be: past its lease.
     """
     row = session.execute(_FIND_JOB_END, {"job_id": job_id}).one_or_none()
     if row is None or row.faulted:
         return True
-    return bool(row.fake and not row.is_completed and seconds_since(row.start_time, now) > row.job_ttl)
+    return bool(
+        row.fake and not row.is_completed and seconds_since(row.start_time, now) > row.job_ttl
+    )

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""A copy of the waiting text queue, a second old at most: positions and waits are read from it, never the table."""
+"""A copy of the waiting text queue, a second old at most: positions and waits are read from it,
+never the table.
+"""
 
 import threading
 import time
@@ -22,12 +24,15 @@ QUEUE_KEY = "text_wp_cache"
 QUEUE_KEY_TTL_SECONDS = 5
 COPY_SECONDS = 1.0  # how long a process believes its copy
 
-type QueueRow = tuple[str, int | None, int, int, int]  # request id, class, max_length, max_context_length, generations
+# Request id, class, max_length, max_context_length, generations.
+type QueueRow = tuple[str, int | None, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class QueueGroup:
-    """Waiting requests of one class and length, by their places in the queue, with running totals of their work."""
+    """Waiting requests of one class and length, by their places in the queue, with running totals
+    of their work.
+    """
 
     queue_class: int
     max_length: int
@@ -43,7 +48,9 @@ class QueueGroup:
         self.jobs.append((self.jobs[-1] if self.jobs else 0) + jobs)
 
     def get_work_before(self, place: int | None) -> tuple[int, int]:
-        """Tokens and generations of the requests ahead of a place; of all of them when it is None."""
+        """Tokens and generations of the requests ahead of a place; of all of them when it is
+        None.
+        """
         count = len(self.places) if place is None else bisect_left(self.places, place)
         return (self.tokens[count - 1], self.jobs[count - 1]) if count else (0, 0)
 
@@ -60,8 +67,12 @@ class QueueSnapshot:
         place = self.places.get(str(wp_id))
         return 0 if place is None else place + 1
 
-    def get_competing_work(self, is_competing: Callable[[QueueGroup], bool], before: UUID | None = None) -> tuple[int, int]:
-        """Outstanding tokens and generations of the groups that compete, ahead of a request or in all."""
+    def get_competing_work(
+        self, is_competing: Callable[[QueueGroup], bool], before: UUID | None = None
+    ) -> tuple[int, int]:
+        """Outstanding tokens and generations of the groups that compete, ahead of a request or in
+        all.
+        """
         place = None if before is None else self.places.get(str(before), len(self.places))
         work = [group.get_work_before(place) for group in self.groups if is_competing(group)]
         return sum(tokens for tokens, _ in work), sum(jobs for _, jobs in work)
@@ -83,7 +94,13 @@ def build_queue_snapshot(rows: Iterable[QueueRow]) -> QueueSnapshot:
 waiting = table_of(TextWaitingPrompt).c
 
 _LIST_QUEUE = (
-    select(cast(waiting.id, Text), waiting.queue_class, waiting.max_length, waiting.max_context_length, waiting.n)
+    select(
+        cast(waiting.id, Text),
+        waiting.queue_class,
+        waiting.max_length,
+        waiting.max_context_length,
+        waiting.n,
+    )
     .where(is_live(waiting), waiting.wp_type == TEXT_FAMILY)
     .order_by(get_rank(waiting).desc(), waiting.created, waiting.id)
 )
@@ -118,7 +135,9 @@ _copy = _Copy()
 
 
 def get_queue_snapshot(session: Session) -> QueueSnapshot:
-    """The queue as it stood at most a second ago: this process's copy, else the shared one, else one read of the table."""
+    """The queue as it stood at most a second ago: this process's copy, else the shared one, else
+    one read of the table.
+    """
     snapshot = _copy.snapshot
     if snapshot is not None and time.monotonic() - _copy.made < COPY_SECONDS:
         return snapshot
@@ -143,5 +162,7 @@ def _read_rows(session: Session) -> Iterable[Any]:
 
 
 def get_group_facts(session: Session, snapshot: QueueSnapshot) -> dict[int, TextRequestFacts]:
-    """The facts of every class in the snapshot, from process memory where the class was met before."""
+    """The facts of every class in the snapshot, from process memory where the class was met
+    before.
+    """
     return get_queue_class_facts(session, list({group.queue_class for group in snapshot.groups}))

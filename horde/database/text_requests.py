@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Storing text and chat requests: what admission asks, the inactive row with its hold, the activation, the cancel."""
+"""Storing text and chat requests: what admission asks, the inactive row with its hold, the
+activation, the cancel.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +10,19 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ARRAY, Integer, Select, Text, any_, bindparam, cast, func, insert, select, update
+from sqlalchemy import (
+    ARRAY,
+    Integer,
+    Select,
+    Text,
+    any_,
+    bindparam,
+    cast,
+    func,
+    insert,
+    select,
+    update,
+)
 from sqlalchemy.orm import Session
 
 from horde.classes.base.kudos import upfront_hold_id
@@ -35,7 +49,9 @@ FLAGGED_DIVISOR = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestContent:
-    """What a text or chat request asks for, as it is stored. `prompt` is what is left after moderation and trimming."""
+    """What a text or chat request asks for, as it is stored. `prompt` is what is left after
+    moderation and trimming.
+    """
 
     prompt: str
     submitted_prompt: str
@@ -53,7 +69,9 @@ class RequestContent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewTextRequest:
-    """A text or chat request about to be stored: its content, who may serve it, who sent it and what it should cost."""
+    """A text or chat request about to be stored: its content, who may serve it, who sent it and
+    what it should cost.
+    """
 
     content: RequestContent
     facts: TextRequestFacts
@@ -63,17 +81,27 @@ class NewTextRequest:
     sharedkey_id: UUID | None = None
 
 
-requests, wanted_models, targets = table_of(TextWaitingPrompt), table_of(WPModels), table_of(WPAllowedWorkers)
+requests, wanted_models, targets = (
+    table_of(TextWaitingPrompt),
+    table_of(WPModels),
+    table_of(WPAllowedWorkers),
+)
 
 
 def _build_count_waiting(*, of_models: bool) -> Select[Any]:
-    """Waiting generations of an account, counted no further than the limit: each row stands for one at least."""
+    """Waiting generations of an account, counted no further than the limit: each row stands for one
+    at least.
+    """
     rows = select(requests.c.n).where(
-        is_live(requests.c), requests.c.wp_type == TEXT_FAMILY, requests.c.user_id == bindparam("user_id")
+        is_live(requests.c),
+        requests.c.wp_type == TEXT_FAMILY,
+        requests.c.user_id == bindparam("user_id"),
     )
     if of_models:
         is_named = wanted_models.c.model == any_(cast(bindparam("models"), ARRAY(Text)))
-        rows = rows.join_from(requests, wanted_models, wanted_models.c.wp_id == requests.c.id).where(is_named)
+        rows = rows.join_from(
+            requests, wanted_models, wanted_models.c.wp_id == requests.c.id
+        ).where(is_named)
     counted = rows.limit(bindparam("limit", type_=Integer)).subquery()
     return select(func.coalesce(func.sum(counted.c.n), 0))
 
@@ -83,7 +111,9 @@ _COUNT_WAITING_FOR_MODELS = _build_count_waiting(of_models=True)
 
 
 def require_worker_ids(session: Session, worker_ids: Sequence[str]) -> tuple[UUID, ...]:
-    """The listed workers' ids, in one statement; raises NotFound naming the first that does not exist."""
+    """The listed workers' ids, in one statement; raises NotFound naming the first that does not
+    exist.
+    """
     parsed: list[UUID] = []
     for text in worker_ids:
         try:
@@ -103,14 +133,20 @@ def require_worker_ids(session: Session, worker_ids: Sequence[str]) -> tuple[UUI
 
 
 def _worker_missing(worker_id: str) -> NotFound:
-    return NotFound(f"Worker with ID '{worker_id[:64]}' does not exist.", ReturnCode.WORKER_NOT_FOUND)
+    return NotFound(
+        f"Worker with ID '{worker_id[:64]}' does not exist.", ReturnCode.WORKER_NOT_FOUND
+    )
 
 
-def count_waiting_generations(session: Session, user_id: int, models: Sequence[str], *, limit: int) -> int:
-    """Generations of a user's text and chat requests still to be handed out; beyond `limit` it stops counting.
+def count_waiting_generations(
+    session: Session, user_id: int, models: Sequence[str], *, limit: int
+) -> int:
+    """Generations of a user's text and chat requests still to be handed out; beyond `limit` it
+    stops counting.
 
-    Anonymous with a model list counts those naming any of the models, once for each matching name: its allowance
-    holds for each group of models, or one busy model would close the horde to everybody without an account.
+    Anonymous with a model list counts those naming any of the models, once for each matching name:
+    its allowance holds for each group of models, or one busy model would close the horde to
+    everybody without an account.
     """
     if user_id == ANONYMOUS_ID and models:
         facts = {"user_id": user_id, "models": list(models), "limit": limit + 1}
@@ -129,12 +165,17 @@ def check_concurrency(session: Session, caller: Caller, n: int, models: Sequence
             "Register an account for an allowance of your own, or try again later."
         )
     else:
-        message = f"Parallel requests ({waiting} + {n}) above the limit of {caller.concurrency} for user {caller.alias}."
+        message = (
+            f"Parallel requests ({waiting} + {n}) above the limit of {caller.concurrency} for user"
+            f" {caller.alias}."
+        )
     raise TooManyRequests(message, ReturnCode.TOO_MANY_PROMPTS)
 
 
 def insert_text_request(session: Session, wp_id: UUID, new: NewTextRequest, now: datetime) -> None:
-    """Write the inactive row with its models and worker list; no worker sees it before the activation."""
+    """Write the inactive row with its models and worker list; no worker sees it before the
+    activation.
+    """
     facts, content = new.facts, new.content
     session.execute(
         insert(requests),
@@ -178,12 +219,20 @@ def insert_text_request(session: Session, wp_id: UUID, new: NewTextRequest, now:
             "chat_tools_temperature": facts.tools_temperature,
         },
     )
-    insert_rows(session, wanted_models, [{"wp_id": wp_id, "model": model} for model in facts.models])
-    insert_rows(session, targets, [{"wp_id": wp_id, "worker_id": worker_id} for worker_id in content.worker_ids])
+    insert_rows(
+        session, wanted_models, [{"wp_id": wp_id, "model": model} for model in facts.models]
+    )
+    insert_rows(
+        session,
+        targets,
+        [{"wp_id": wp_id, "worker_id": worker_id} for worker_id in content.worker_ids],
+    )
 
 
 def compute_starting_priority(caller: Caller, *, is_downgraded: bool) -> int:
-    """Where a request enters the queue: the requester's folded kudos, less for downgraded and flagged accounts."""
+    """Where a request enters the queue: the requester's folded kudos, less for downgraded and
+    flagged accounts.
+    """
     if is_downgraded:
         return DOWNGRADED_PRIORITY
     if not caller.is_flagged:
@@ -204,22 +253,35 @@ def activate_text_request(
     claim: OperationKeyClaim | None,
     now: datetime,
 ) -> bool:
-    """Show a request to the workers and charge its tax, in the caller's transaction; False when the row is gone."""
-    if not TextWaitingPrompt._activate(session, wp_id, tax=int(tax), priority=priority, claim=claim, now=now):
+    """Show a request to the workers and charge its tax, in the caller's transaction; False when the
+    row is gone.
+    """
+    if not TextWaitingPrompt._activate(
+        session, wp_id, tax=int(tax), priority=priority, claim=claim, now=now
+    ):
         return False
-    append_movements(session, wp_id, build_activation_movements(requester_id=caller.id, tax=tax), now)
+    append_movements(
+        session, wp_id, build_activation_movements(requester_id=caller.id, tax=tax), now
+    )
     if sharedkey_id is not None:
         charge_shared_key(session, sharedkey_id, tax)
     return True
 
 
 def mark_messages_offloaded(session: Session, wp_id: UUID) -> None:
-    """Note on a request that its messages are one object too, before that is stored: then the object goes with the row."""
-    session.execute(update(requests).where(requests.c.id == wp_id).values(chat_messages_offloaded=True))
+    """Note on a request that its messages are one object too, before that is stored: then the
+    object goes with the row.
+    """
+    session.execute(
+        update(requests).where(requests.c.id == wp_id).values(chat_messages_offloaded=True)
+    )
 
 
-def delete_inactive_request(session: Session, wp_id: UUID, now: datetime, *, object_keys: Sequence[str] | None = None) -> None:
-    """Take back a request that was never shown: its row and its hold, then its objects, as if it had not been sent.
+def delete_inactive_request(
+    session: Session, wp_id: UUID, now: datetime, *, object_keys: Sequence[str] | None = None
+) -> None:
+    """Take back a request that was never shown: its row and its hold, then its objects, as if it
+    had not been sent.
 
     `object_keys` are those that may be stored, when that is not all the row names.
     """
@@ -228,7 +290,9 @@ def delete_inactive_request(session: Session, wp_id: UUID, now: datetime, *, obj
 
 
 def cancel_text_request(session: Session, wp_id: UUID, now: datetime) -> bool:
-    """Cancel a request; True for the one call that did it. Its hold ends with its last job, at once when none runs."""
+    """Cancel a request; True for the one call that did it. Its hold ends with its last job, at once
+    when none runs.
+    """
     if not TextWaitingPrompt.cancel(session, wp_id, now):
         return False
     release_hold_when_idle(session, wp_id, now)
@@ -236,7 +300,9 @@ def cancel_text_request(session: Session, wp_id: UUID, now: datetime) -> bool:
 
 
 def release_hold_when_idle(session: Session, wp_id: UUID, now: datetime) -> None:
-    """End the hold of a request that hands out nothing more, unless a worker still holds a job of it."""
+    """End the hold of a request that hands out nothing more, unless a worker still holds a job of
+    it.
+    """
     if not has_pending_jobs(session, wp_id):
         release_hold(session, upfront_hold_id(wp_id), now)
 
@@ -244,5 +310,9 @@ def release_hold_when_idle(session: Session, wp_id: UUID, now: datetime) -> None
 def has_pending_jobs(session: Session, wp_id: UUID) -> bool:
     """Whether a worker still holds a job of the request; fakes never count."""
     job = ProcessingGeneration
-    pending = select(job.id).where(job.wp_id == wp_id, job.generation.is_(None), ~job.faulted, ~job.fake).limit(1)
+    pending = (
+        select(job.id)
+        .where(job.wp_id == wp_id, job.generation.is_(None), ~job.faulted, ~job.fake)
+        .limit(1)
+    )
     return session.scalar(pending) is not None

@@ -29,7 +29,11 @@ from horde.return_codes import ReturnCode
 CSAM_METADATA = {"type": "censorship", "value": "csam"}
 
 
-jobs, requests, workers = table_of(TextProcessingGeneration), table_of(TextWaitingPrompt), table_of(Worker)
+jobs, requests, workers = (
+    table_of(TextProcessingGeneration),
+    table_of(TextWaitingPrompt),
+    table_of(Worker),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +62,16 @@ class RequestProgress:
 
     @property
     def is_done(self) -> bool:
-        """Faulted, or nothing waiting or in flight with every result there or the missing ones cancelled."""
+        """Faulted, or nothing waiting or in flight with every result there or the missing ones
+        cancelled.
+        """
         if self.faulted:
             return True
-        return self.n == 0 and self.processing == 0 and (self.finished >= self.jobs or self.is_cancelled)
+        return (
+            self.n == 0
+            and self.processing == 0
+            and (self.finished >= self.jobs or self.is_cancelled)
+        )
 
 
 def parse_request_id(text: str) -> UUID:
@@ -76,7 +86,9 @@ def parse_request_id(text: str) -> UUID:
 
 
 def request_not_found(text: str) -> NotFound:
-    """404 of a request that is malformed, unknown, expired or of another family: none tells which."""
+    """404 of a request that is malformed, unknown, expired or of another family: none tells
+    which.
+    """
     return NotFound(f"Request with ID '{text[:64]}' not found.", ReturnCode.REQUEST_NOT_FOUND)
 
 
@@ -85,7 +97,9 @@ def _build_find_progress() -> Select[Any]:
         select(
             func.count().filter(jobs.c.generation.is_not(None)).label("finished"),
             func.count().filter(jobs.c.generation.is_(None), ~jobs.c.faulted).label("processing"),
-            func.count().filter(jobs.c.faulted, ~jobs.c.cancelled, jobs.c.generation.is_(None)).label("restarted"),
+            func.count()
+            .filter(jobs.c.faulted, ~jobs.c.cancelled, jobs.c.generation.is_(None))
+            .label("restarted"),
         )
         .where(jobs.c.wp_id == requests.c.id, ~jobs.c.fake)
         .lateral("counts")
@@ -123,7 +137,9 @@ def _build_find_progress() -> Select[Any]:
 _FIND_PROGRESS = _build_find_progress()
 
 
-def require_request_progress(session: Session, request_id: str, *, is_chat: bool, now: datetime) -> RequestProgress:
+def require_request_progress(
+    session: Session, request_id: str, *, is_chat: bool, now: datetime
+) -> RequestProgress:
     """The progress of an active request of the family; raises NotFound."""
     facts = {"wp_id": parse_request_id(request_id), "is_chat": is_chat, "now": now}
     row = session.execute(_FIND_PROGRESS, facts).one_or_none()
@@ -133,14 +149,25 @@ def require_request_progress(session: Session, request_id: str, *, is_chat: bool
 
 
 def build_text_status(
-    session: Session, progress: RequestProgress, *, is_chat: bool, validated_backends: Collection[str], now: datetime
+    session: Session,
+    progress: RequestProgress,
+    *,
+    is_chat: bool,
+    validated_backends: Collection[str],
+    now: datetime,
 ) -> dict[str, Any]:
     """The body of a status route. A chat status adds its own keys; nulls are sent."""
     generations, running = _list_jobs(session, progress, is_chat=is_chat)
     availability = WorkerAvailability(workers=())
     if not progress.faulted:
-        availability = get_stored_request_availability(session, progress.id, validated_backends=validated_backends, now=now)
-    position = get_queue_snapshot(session).get_position(progress.id) if progress.n > 0 and not progress.faulted else 0
+        availability = get_stored_request_availability(
+            session, progress.id, validated_backends=validated_backends, now=now
+        )
+    position = (
+        get_queue_snapshot(session).get_position(progress.id)
+        if progress.n > 0 and not progress.faulted
+        else 0
+    )
     status: dict[str, Any] = {"generations": generations}
     if is_chat:
         status |= _build_chat_keys(progress, availability)
@@ -154,7 +181,9 @@ def build_text_status(
         "wait_time": _estimate_wait(session, progress, availability, running, now),
         "queue_position": position,
         "kudos": progress.consumed_kudos,
-        "is_possible": not progress.faulted and (progress.processing > 0 or availability.worker_count > 0),
+        "is_possible": (
+            not progress.faulted and (progress.processing > 0 or availability.worker_count > 0)
+        ),
         "eligible_workers": availability.worker_count,
         "eligible_worker_threads": availability.thread_count,
         "might_stall": False,  # no hand-out history is kept, and without it the answer is no
@@ -206,7 +235,11 @@ def _build_list_jobs(*chat_columns: str) -> Select[Any]:
             *(jobs.c[name] for name in chat_columns),
         )
         .join(workers, workers.c.id == jobs.c.worker_id)
-        .where(jobs.c.wp_id == bindparam("wp_id"), ~jobs.c.fake, jobs.c.generation.is_not(None) | ~jobs.c.faulted)
+        .where(
+            jobs.c.wp_id == bindparam("wp_id"),
+            ~jobs.c.fake,
+            jobs.c.generation.is_not(None) | ~jobs.c.faulted,
+        )
         .order_by(jobs.c.created, jobs.c.id)
     )
 
@@ -226,11 +259,19 @@ _LIST_CHAT_JOBS = _build_list_jobs(
 def _list_jobs(
     session: Session, progress: RequestProgress, *, is_chat: bool
 ) -> tuple[list[dict[str, Any]], list[tuple[float, datetime]]]:
-    """The finished generations as shown, and (worker speed, start) of each running job; no statement without any."""
+    """The finished generations as shown, and (worker speed, start) of each running job; no
+    statement without any.
+    """
     if progress.finished + progress.processing == 0:
         return [], []
-    rows = session.execute(_LIST_CHAT_JOBS if is_chat else _LIST_TEXT_JOBS, {"wp_id": progress.id}).all()
-    finished = [_build_generation(row, progress, is_chat=is_chat) for row in rows if row.generation is not None]
+    rows = session.execute(
+        _LIST_CHAT_JOBS if is_chat else _LIST_TEXT_JOBS, {"wp_id": progress.id}
+    ).all()
+    finished = [
+        _build_generation(row, progress, is_chat=is_chat)
+        for row in rows
+        if row.generation is not None
+    ]
     running = [(row.speed, row.start_time) for row in rows if row.generation is None]
     return finished, running
 
@@ -263,6 +304,9 @@ def _build_generation(row: Any, progress: RequestProgress, *, is_chat: bool) -> 
 
 def get_generation_state(censored: bool, metadata: list[Mapping[str, Any]]) -> str:
     """The `state` of a finished generation as requesters see it."""
-    if any(entry.get("type") == CSAM_METADATA["type"] and entry.get("value") == CSAM_METADATA["value"] for entry in metadata):
+    if any(
+        entry.get("type") == CSAM_METADATA["type"] and entry.get("value") == CSAM_METADATA["value"]
+        for entry in metadata
+    ):
         return "csam"
     return "censored" if censored else "ok"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""The periodic jobs. Each opens its own transactions and may run twice, also on two hosts at once: what one run did,
-another finds done. `background` decides when, and which process leads.
+"""The periodic jobs. Each opens its own transactions and may run twice, also on two hosts at once:
+what one run did, another finds done. `background` decides when, and which process leads.
 
 Source: docs/reference/background-jobs.md.
 """
@@ -20,7 +20,10 @@ from horde.chat_signal import ChatEvent
 from horde.classes.base.kudos import upfront_hold_id
 from horde.classes.base.processing_generation import ProcessingGeneration
 from horde.classes.base.waiting_prompt import FAULTED_GENERATIONS_LIMIT, WaitingPrompt
-from horde.classes.kobold.processing_generation import GateShadowOutcome, build_gate_shadow_attributes
+from horde.classes.kobold.processing_generation import (
+    GateShadowOutcome,
+    build_gate_shadow_attributes,
+)
 from horde.classes.kobold.queue_class import compute_queue_class
 from horde.classes.kobold.waiting_prompt import (
     TextWaitingPrompt,
@@ -55,7 +58,8 @@ from horde.logger import get_logger
 logger = get_logger(__name__)
 
 EXPIRED_REQUESTS_A_BATCH = 200
-INACTIVE_REQUEST_TTL = timedelta(minutes=5)  # its images take a minute at most; what is older lost its process
+# Its images take a minute at most; what is older lost its process.
+INACTIVE_REQUEST_TTL = timedelta(minutes=5)
 STALE_JOBS_A_BATCH = 1000
 FOLD_CYCLES_A_TICK = 10
 UNCLASSIFIED_REQUESTS_A_BATCH = 200
@@ -106,8 +110,8 @@ def list_jobs(config: Config) -> list[PeriodicJob]:
 def check_waiting_prompts() -> None:
     """Abort jobs past their lease, fault requests that failed too often, and delete what expired.
 
-    In this order, so that a job is recorded as aborted before its request goes. Stored objects that could not be deleted
-    with their request are tried again last.
+    In this order, so that a job is recorded as aborted before its request goes. Stored objects that
+    could not be deleted with their request are tried again last.
     """
     abort_stale_jobs()
     fault_failing_requests()
@@ -118,7 +122,8 @@ def check_waiting_prompts() -> None:
 def abort_stale_jobs() -> int:
     """Abort each pending job whose lease is over and give its generation back; how many it aborted.
 
-    All of them, in batches: an abort comes one period after the lease at most, however many workers vanished.
+    All of them, in batches: an abort comes one period after the lease at most, however many workers
+    vanished.
     """
     aborted_count = 0
     while True:
@@ -131,7 +136,9 @@ def abort_stale_jobs() -> int:
 
 
 def _is_past_lease(now: datetime) -> list[ColumnElement[bool]]:
-    """Conditions of a pending job whose lease is over. Fakes are never faulted: they end with their request."""
+    """Conditions of a pending job whose lease is over. Fakes are never faulted: they end with their
+    request.
+    """
     job = ProcessingGeneration
     lease_end = job.start_time + func.make_interval(0, 0, 0, 0, 0, 0, job.job_ttl)
     return [job.generation.is_(None), job.faulted.is_(False), job.fake.is_(False), lease_end < now]
@@ -154,9 +161,14 @@ def _abort_stale_job(job_id: UUID) -> bool:
         job = find_job(session, job_id)
         if job is None or not job.is_pending:
             return False
-        # The order of every writer: the request, then the job. With the job locked its lease cannot be renewed.
-        session.execute(select(WaitingPrompt.id).where(WaitingPrompt.id == job.wp_id).with_for_update())
-        still_stale = select(ProcessingGeneration.id).where(ProcessingGeneration.id == job_id, *_is_past_lease(now))
+        # The order of every writer: the request, then the job. With the job locked its lease cannot
+        # be renewed.
+        session.execute(
+            select(WaitingPrompt.id).where(WaitingPrompt.id == job.wp_id).with_for_update()
+        )
+        still_stale = select(ProcessingGeneration.id).where(
+            ProcessingGeneration.id == job_id, *_is_past_lease(now)
+        )
         if session.scalar(still_stale.with_for_update()) is None:
             return False
         fault = fault_job(session, job, is_raid=get_horde_modes(session).raid, now=now)
@@ -169,11 +181,19 @@ def _abort_stale_job(job_id: UUID) -> bool:
 
 
 def _count_stale_abort(job: JobFacts) -> None:
-    metrics.text_stale_aborts.add(1, {"horde.worker_trusted": job.worker_owner_trusted, "horde.chat": job.is_chat})
+    metrics.text_stale_aborts.add(
+        1, {"horde.worker_trusted": job.worker_owner_trusted, "horde.chat": job.is_chat}
+    )
     if job.is_over_capacity:
-        attributes = build_gate_shadow_attributes(owner_trusted=job.worker_owner_trusted, max_length=job.max_length)
-        metrics.gate_shadow_outcomes.add(1, {**attributes, "horde.outcome": GateShadowOutcome.ABORTED.value})
-    logger.info("horde.job.aborted", extra={"generation_id": str(job.id), "worker_id": str(job.worker_id)})
+        attributes = build_gate_shadow_attributes(
+            owner_trusted=job.worker_owner_trusted, max_length=job.max_length
+        )
+        metrics.gate_shadow_outcomes.add(
+            1, {**attributes, "horde.outcome": GateShadowOutcome.ABORTED.value}
+        )
+    logger.info(
+        "horde.job.aborted", extra={"generation_id": str(job.id), "worker_id": str(job.worker_id)}
+    )
 
 
 def fault_failing_requests() -> int:
@@ -214,9 +234,11 @@ def _fault_failing_request(wp_id: UUID) -> bool:
 
 
 def delete_expired_requests() -> int:
-    """Delete requests past their life, and inactive ones that their process left behind; how many it deleted.
+    """Delete requests past their life, and inactive ones that their process left behind; how many
+    it deleted.
 
-    Each batch is one transaction with the release of its holds. Objects go after the rows that name them.
+    Each batch is one transaction with the release of its holds. Objects go after the rows that name
+    them.
     """
     deleted_count = 0
     while True:
@@ -234,26 +256,37 @@ def _delete_expired_batch() -> int:
             return 0
         faults = collect_chat_faults(session, request_ids, expired=True)
         object_keys = collect_expired_chat_image_keys(session, request_ids)
-        # Before the commit: a process that dies right after it must leave no object that nothing names.
+        # Before the commit: a process that dies right after it must leave no object that nothing
+        # names.
         queue_chat_image_deletes(object_keys)
         release_holds(session, [upfront_hold_id(wp_id) for wp_id in request_ids], now)
         session.execute(
-            delete(WaitingPrompt).where(WaitingPrompt.id.in_(request_ids)).execution_options(synchronize_session=False)
+            delete(WaitingPrompt)
+            .where(WaitingPrompt.id.in_(request_ids))
+            .execution_options(synchronize_session=False)
         )
     publish_chat_faults(faults)
     delete_stored_chat_images(object_keys)
-    logger.info("horde.requests.expired", extra={"count": len(request_ids), "object_count": len(object_keys)})
+    logger.info(
+        "horde.requests.expired",
+        extra={"count": len(request_ids), "object_count": len(object_keys)},
+    )
     return len(request_ids)
 
 
 def _lock_expired_requests(session: Session, now: datetime) -> list[UUID]:
-    """A batch of requests to delete, locked. One that a submit is just extending is left for the next pass."""
+    """A batch of requests to delete, locked. One that a submit is just extending is left for the
+    next pass.
+    """
     request = TextWaitingPrompt
     statement = (
         select(request.id)
         .where(
             request.wp_type == TEXT_FAMILY,
-            or_(request.expiry < now, and_(request.active.is_(False), request.created < now - INACTIVE_REQUEST_TTL)),
+            or_(
+                request.expiry < now,
+                and_(request.active.is_(False), request.created < now - INACTIVE_REQUEST_TTL),
+            ),
         )
         .order_by(request.id)
         .limit(EXPIRED_REQUESTS_A_BATCH)
@@ -262,8 +295,11 @@ def _lock_expired_requests(session: Session, now: datetime) -> list[UUID]:
     return list(session.scalars(statement))
 
 
-def collect_chat_faults(session: Session, request_ids: Sequence[UUID], *, expired: bool = False) -> list[ChatFault]:
-    """What to tell of the chat requests among these once the transaction that ends them is committed.
+def collect_chat_faults(
+    session: Session, request_ids: Sequence[UUID], *, expired: bool = False
+) -> list[ChatFault]:
+    """What to tell of the chat requests among these once the transaction that ends them is
+    committed.
 
     With `expired` only of those that had not ended before: a finished request expires silently.
     """
@@ -274,11 +310,13 @@ def collect_chat_faults(session: Session, request_ids: Sequence[UUID], *, expire
         .where(job.wp_id == request.id, job.generation.is_not(None), job.fake.is_(False))
         .scalar_subquery()
     )
-    statement = select(request.id, generations, request.chat_fault_reason, request.chat_fault_rc).where(
-        request.id.in_(request_ids), request.is_chat
-    )
+    statement = select(
+        request.id, generations, request.chat_fault_reason, request.chat_fault_rc
+    ).where(request.id.in_(request_ids), request.is_chat)
     if expired:
-        statement = statement.where(request.active, request.faulted.is_(False), request.terminal_outcome.is_(None))
+        statement = statement.where(
+            request.active, request.faulted.is_(False), request.terminal_outcome.is_(None)
+        )
     return [ChatFault(*row) for row in session.execute(statement)]
 
 
@@ -295,7 +333,9 @@ def publish_chat_faults(faults: Sequence[ChatFault]) -> None:
 
 
 def collect_expired_chat_image_keys(session: Session, request_ids: Sequence[UUID]) -> list[str]:
-    """Keys of the stored objects of chat requests about to be deleted: their images and their messages."""
+    """Keys of the stored objects of chat requests about to be deleted: their images and their
+    messages.
+    """
     return TextWaitingPrompt.list_object_keys(session, request_ids)
 
 
@@ -331,7 +371,9 @@ def publish_horde_totals() -> None:
 
 
 def classify_requests() -> int:
-    """Give waiting requests of an older server their queue class, without which no pop sees them; how many got one."""
+    """Give waiting requests of an older server their queue class, without which no pop sees them;
+    how many got one.
+    """
     with transaction() as session:
         requests = list_unclassified_requests(session, UNCLASSIFIED_REQUESTS_A_BATCH)
         for wp_id, facts in requests:
@@ -348,7 +390,9 @@ def classify_requests() -> int:
 
 
 def fold_kudos() -> int:
-    """Fold what waits in the ledger, up to a bound that leaves the thread to others; how many rows it folded."""
+    """Fold what waits in the ledger, up to a bound that leaves the thread to others; how many rows
+    it folded.
+    """
     folded = 0
     for _ in range(FOLD_CYCLES_A_TICK):
         count = fold_postings()

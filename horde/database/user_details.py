@@ -25,7 +25,16 @@ from horde.classes.base.user import (
 from horde.classes.base.worker import Worker
 from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
 
-KUDOS_ACTIONS = ("accumulated", "gifted", "donated", "admin", "received", "recurring", "awarded", "styled")
+KUDOS_ACTIONS = (
+    "accumulated",
+    "gifted",
+    "donated",
+    "admin",
+    "received",
+    "recurring",
+    "awarded",
+    "styled",
+)
 ACTIVE_GENERATIONS_LIMIT = 500  # as many as the largest concurrency allows
 
 
@@ -37,15 +46,26 @@ class Privilege(IntEnum):
     MODERATOR = 2
 
 
-def get_user_details(session: Session, user_id: int, privilege: Privilege, now: datetime) -> dict[str, Any] | None:
-    """Everything a viewer may see of an account, as the API answers it; None for an unknown or wiped one.
+def get_user_details(
+    session: Session, user_id: int, privilege: Privilege, now: datetime
+) -> dict[str, Any] | None:
+    """Everything a viewer may see of an account, as the API answers it; None for an unknown or
+    wiped one.
 
     Six statements at most. Keys without a value are left out.
     """
-    user = session.scalar(select(User).where(User.id == user_id, User.oauth_id != WIPED).options(selectinload(User.roles)))
+    user = session.scalar(
+        select(User)
+        .where(User.id == user_id, User.oauth_id != WIPED)
+        .options(selectinload(User.roles))
+    )
     if user is None:
         return None
-    worker_ids = list(session.scalars(select(Worker.id).where(Worker.user_id == user_id).order_by(Worker.created, Worker.id)))
+    worker_ids = list(
+        session.scalars(
+            select(Worker.id).where(Worker.user_id == user_id).order_by(Worker.created, Worker.id)
+        )
+    )
     details = {
         **_build_public_part(user, now),
         "worker_count": len(worker_ids),
@@ -89,7 +109,9 @@ def _build_public_part(user: User, now: datetime) -> dict[str, Any]:
 
 def _build_owner_part(session: Session, user: User) -> dict[str, Any]:
     sharedkey_ids = session.scalars(
-        select(UserSharedKey.id).where(UserSharedKey.user_id == user.id).order_by(UserSharedKey.created, UserSharedKey.id)
+        select(UserSharedKey.id)
+        .where(UserSharedKey.user_id == user.id)
+        .order_by(UserSharedKey.created, UserSharedKey.id)
     )
     return {
         "sharedkey_ids": [str(sharedkey_id) for sharedkey_id in sharedkey_ids],
@@ -115,16 +137,22 @@ def _build_moderator_part(user: User) -> dict[str, Any]:
 
 
 def _get_kudos_details(session: Session, user_id: int) -> dict[str, int]:
-    stored = session.execute(select(UserStats.action, UserStats.value).where(UserStats.user_id == user_id))
+    stored = session.execute(
+        select(UserStats.action, UserStats.value).where(UserStats.user_id == user_id)
+    )
     known: Mapping[str, int] = {row.action: row.value for row in stored}
     return {action: known.get(action, 0) for action in KUDOS_ACTIONS}
 
 
 def _get_records(session: Session, user_id: int) -> dict[str, dict[str, float | int]]:
     stored = session.execute(
-        select(UserRecords.record_type, UserRecords.record, UserRecords.value).where(UserRecords.user_id == user_id)
+        select(UserRecords.record_type, UserRecords.record, UserRecords.value).where(
+            UserRecords.user_id == user_id
+        )
     )
-    known: dict[tuple[UserRecordTypes, str], float] = {(row.record_type, row.record): row.value for row in stored}
+    known: dict[tuple[UserRecordTypes, str], float] = {
+        (row.record_type, row.record): row.value for row in stored
+    }
 
     def of(kind: UserRecordTypes, record: str) -> float:
         return known.get((kind, record), 0.0)
@@ -145,7 +173,8 @@ def _get_records(session: Session, user_id: int) -> dict[str, dict[str, float | 
 
 
 def _list_active_generations(session: Session, user_id: int) -> dict[str, list[str]]:
-    """Requests that are waiting or being worked on. Chat requests are left out: whoever has the id may read them.
+    """Requests that are waiting or being worked on. Chat requests are left out: whoever has the id
+    may read them.
 
     None are listed for the anonymous account, whose key everybody has.
     """

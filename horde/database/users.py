@@ -49,12 +49,15 @@ from horde.return_codes import ReturnCode
 
 PASSKEY_REFRESH_SECONDS = 5.0
 PASSKEY_BYTES = 12  # 16 characters, the length the published description fixes
-MAX_ADJUSTMENT = 10**12  # kudos in one administrative change: far above any balance, far below what a column holds
+# Kudos in one administrative change: far above any balance, far below what a column holds.
+MAX_ADJUSTMENT = 10**12
 
 
 @dataclass(frozen=True, slots=True)
 class SharedKeyFacts:
-    """A shared key as it was read: its remaining budget (-1 unlimited) and the limits of a job made with it."""
+    """A shared key as it was read: its remaining budget (-1 unlimited) and the limits of a job made
+    with it.
+    """
 
     id: UUID
     name: str | None
@@ -117,7 +120,9 @@ class Caller:
 
     @property
     def is_patron(self) -> bool:
-        """Whether the account supports the horde with money: none does, since no horde keeps such a list here."""
+        """Whether the account supports the horde with money: none does, since no horde keeps such a
+        list here.
+        """
         return False
 
     @property
@@ -179,7 +184,9 @@ watch_account_changes(_callers)
 
 
 def configure(config: Config) -> None:
-    """Set what hashing a key and judging an account need; the ledger is configured with it. Forgets cached accounts."""
+    """Set what hashing a key and judging an account need; the ledger is configured with it. Forgets
+    cached accounts.
+    """
     _State.secret_key = config.secret_key
     _State.admins = frozenset(config.admins)
     _State.passkeys_read_at = None
@@ -198,7 +205,8 @@ def is_admin(caller: Caller) -> bool:
 def find_caller(session: Session, api_key: str | None) -> Caller | None:
     """The account a user key belongs to; None for an unknown or missing key.
 
-    No statement while the process remembers the key, which is a few seconds and ends when the account changes, else one.
+    No statement while the process remembers the key, which is a few seconds and ends when the
+    account changes, else one.
     """
     if not api_key:
         return None
@@ -206,7 +214,9 @@ def find_caller(session: Session, api_key: str | None) -> Caller | None:
     if (known := _callers.find(key_hash)) is not None:
         return known
     generation = _callers.generation
-    row = session.execute(_select_accounts().where(User.api_key == key_hash, User.oauth_id != WIPED)).one_or_none()
+    row = session.execute(
+        _select_accounts().where(User.api_key == key_hash, User.oauth_id != WIPED)
+    ).one_or_none()
     if row is None:
         return None
     caller = _build_caller(row)
@@ -215,9 +225,11 @@ def find_caller(session: Session, api_key: str | None) -> Caller | None:
 
 
 def find_generate_caller(session: Session, api_key: str | None) -> Caller | None:
-    """As `find_caller`, on the routes where a shared key is accepted too: the account is then its owner, `sharedkey` set.
+    """As `find_caller`, on the routes where a shared key is accepted too: the account is then its
+    owner, `sharedkey` set.
 
-    Shared keys are never remembered, so their budget is always read fresh. Whether the key may be used is the caller's.
+    Shared keys are never remembered, so their budget is always read fresh. Whether the key may be
+    used is the caller's.
     """
     if api_key and (sharedkey_id := parse_uuid(api_key)) is not None:
         shared = find_shared_key_caller(session, sharedkey_id)
@@ -255,7 +267,9 @@ def find_shared_key_caller(session: Session, sharedkey_id: UUID) -> Caller | Non
 
 def find_account(session: Session, user_id: int) -> Caller | None:
     """The facts of an account by id, read fresh; None for an unknown or wiped one."""
-    row = session.execute(_select_accounts().where(User.id == user_id, User.oauth_id != WIPED)).one_or_none()
+    row = session.execute(
+        _select_accounts().where(User.id == user_id, User.oauth_id != WIPED)
+    ).one_or_none()
     return None if row is None else _build_caller(row)
 
 
@@ -266,11 +280,15 @@ def find_user_by_alias(session: Session, alias: str) -> User | None:
     if user_id is None:
         return None
     user = session.get(User, user_id)
-    return user if user is not None and user.username == username and user.oauth_id != WIPED else None
+    return (
+        user if user is not None and user.username == username and user.oauth_id != WIPED else None
+    )
 
 
 def parse_user_id(text: str) -> int | None:
-    """A user id as it stands in a path; None for what cannot be one, such as a number that no column holds."""
+    """A user id as it stands in a path; None for what cannot be one, such as a number that no
+    column holds.
+    """
     if not (text.isascii() and text.isdecimal()) or len(text) > len(str(MAX_USER_ID)):
         return None
     return int(text) if int(text) <= MAX_USER_ID else None
@@ -285,7 +303,9 @@ def parse_uuid(text: str) -> UUID | None:
 
 
 def _select_accounts() -> Select[Any]:
-    roles = select(cast(UserRole.user_role, Text)).where(UserRole.user_id == User.id, UserRole.value.is_(True))
+    roles = select(cast(UserRole.user_role, Text)).where(
+        UserRole.user_id == User.id, UserRole.value.is_(True)
+    )
     return select(
         User.id,
         User.username,
@@ -316,7 +336,9 @@ def _build_caller(row: Row[Any]) -> Caller:
 
 
 def build_lease_key_of(api_key: str) -> str:
-    """What the lease of a streamed job keeps of its owner's key, for a post to be compared with; no statement."""
+    """What the lease of a streamed job keeps of its owner's key, for a post to be compared with; no
+    statement.
+    """
     return build_lease_owner_key(_hash_key(api_key))
 
 
@@ -330,16 +352,20 @@ def _hash_key(api_key: str) -> str:
 
 
 def charge_shared_key(session: Session, sharedkey_id: UUID, amount: Decimal) -> None:
-    """Take a charge off a shared key's budget, in one update; an empty key is not touched, an unlimited one only counts.
+    """Take a charge off a shared key's budget, in one update; an empty key is not touched, an
+    unlimited one only counts.
 
-    Budgets are whole kudos: each charge is rounded. Clamped at 0, since the job was made and its owner pays the rest.
+    Budgets are whole kudos: each charge is rounded. Clamped at 0, since the job was made and its
+    owner pays the rest.
     """
     spent = func.round(amount)
     session.execute(
         update(UserSharedKey)
         .where(UserSharedKey.id == sharedkey_id, UserSharedKey.kudos != 0)
         .values(
-            kudos=case((UserSharedKey.kudos == -1, -1), else_=func.greatest(UserSharedKey.kudos - spent, 0)),
+            kudos=case(
+                (UserSharedKey.kudos == -1, -1), else_=func.greatest(UserSharedKey.kudos - spent, 0)
+            ),
             utilized=UserSharedKey.utilized + spent,
         )
         .execution_options(synchronize_session=False)
@@ -355,12 +381,20 @@ def clean_username(text: str) -> str:
     Pages and clients that forget to escape a name must not become a hole.
     """
     visible = (" " if character.isspace() else character for character in text)
-    kept = (character for character in visible if character not in "<>" and not unicodedata.category(character).startswith("C"))
+    kept = (
+        character
+        for character in visible
+        if character not in "<>" and not unicodedata.category(character).startswith("C")
+    )
     return " ".join("".join(kept).split())
 
 
-def create_user(session: Session, *, username: str, oauth_id: str | None = None, now: datetime) -> NewAccount:
-    """Make an account with a new key; without an `oauth_id` it is pseudonymous. `username` is taken as it is."""
+def create_user(
+    session: Session, *, username: str, oauth_id: str | None = None, now: datetime
+) -> NewAccount:
+    """Make an account with a new key; without an `oauth_id` it is pseudonymous. `username` is taken
+    as it is.
+    """
     api_key = generate_api_key()
     user = User(
         username=username,
@@ -379,23 +413,32 @@ def reset_api_key(session: Session, user_id: int) -> str:
     """Give an account a new key, which ends the old one; returns it."""
     api_key = generate_api_key()
     session.execute(
-        update(User).where(User.id == user_id).values(api_key=_hash_key(api_key)).execution_options(synchronize_session=False)
+        update(User)
+        .where(User.id == user_id)
+        .values(api_key=_hash_key(api_key))
+        .execution_options(synchronize_session=False)
     )
     announce_change(session, user_id)
     return api_key
 
 
-def set_role(session: Session, user_id: int, role: UserRoleTypes, *, granted: bool, now: datetime) -> None:
+def set_role(
+    session: Session, user_id: int, role: UserRoleTypes, *, granted: bool, now: datetime
+) -> None:
     """Grant or revoke a role, with what follows from it.
 
-    A moderator is trusted too. Trust lets paused workers work and drains the escrow at the next fold. An education
-    account has at least 200 requests at once. Raises Forbidden for the anonymous account, which holds no role, and
-    BadRequest for marking a moderator as deleted.
+    A moderator is trusted too. Trust lets paused workers work and drains the escrow at the next
+    fold. An education account has at least 200 requests at once. Raises Forbidden for the anonymous
+    account, which holds no role, and BadRequest for marking a moderator as deleted.
     """
     if user_id == ANONYMOUS_ID:
-        raise Forbidden("The anonymous account cannot hold a role.", ReturnCode.ANON_FORBIDDEN_USER_MOD)
+        raise Forbidden(
+            "The anonymous account cannot hold a role.", ReturnCode.ANON_FORBIDDEN_USER_MOD
+        )
     if not granted:
-        session.execute(delete(UserRole).where(UserRole.user_id == user_id, UserRole.user_role == role))
+        session.execute(
+            delete(UserRole).where(UserRole.user_id == user_id, UserRole.user_role == role)
+        )
     else:
         if role is UserRoleTypes.DELETED and _has_role(session, user_id, UserRoleTypes.MODERATOR):
             raise BadRequest("A moderator's account cannot be deleted.")
@@ -412,10 +455,14 @@ def announce_change(session: Session, user_id: int) -> None:
     after_commit(session, partial(publish_account_change, user_id))
 
 
-def adjust_kudos(session: Session, user_id: int, amount: Decimal, *, action: str, now: datetime) -> None:
+def adjust_kudos(
+    session: Session, user_id: int, amount: Decimal, *, action: str, now: datetime
+) -> None:
     """Book an administrative change of a balance, shown under `action` (`admin`, `recurring`)."""
     movements = Movements(
-        currencies=(Currency(user_id=user_id, entry_type=EntryType.ADMIN_ADJUSTMENT, amount=amount),),
+        currencies=(
+            Currency(user_id=user_id, entry_type=EntryType.ADMIN_ADJUSTMENT, amount=amount),
+        ),
         statistics=(
             Statistic(
                 entry_type=EntryType.ADMIN_ADJUSTMENT,
@@ -430,7 +477,9 @@ def adjust_kudos(session: Session, user_id: int, amount: Decimal, *, action: str
 
 
 def _has_role(session: Session, user_id: int, role: UserRoleTypes) -> bool:
-    held = exists().where(UserRole.user_id == user_id, UserRole.user_role == role, UserRole.value.is_(True))
+    held = exists().where(
+        UserRole.user_id == user_id, UserRole.user_role == role, UserRole.value.is_(True)
+    )
     return bool(session.scalar(select(held)))
 
 
@@ -438,7 +487,9 @@ def _grant(session: Session, user_id: int, role: UserRoleTypes, now: datetime) -
     session.execute(
         insert(UserRole)
         .values(user_id=user_id, user_role=role, value=True)
-        .on_conflict_do_update(index_elements=[UserRole.user_id, UserRole.user_role], set_={"value": True})
+        .on_conflict_do_update(
+            index_elements=[UserRole.user_id, UserRole.user_role], set_={"value": True}
+        )
     )
     if role is not UserRoleTypes.TRUSTED:
         return
@@ -448,24 +499,43 @@ def _grant(session: Session, user_id: int, role: UserRoleTypes, now: datetime) -
         .values(paused=False)
         .execution_options(synchronize_session=False)
     )
-    # Nothing but the applier moves balances: a posting of nothing makes it look at the account, find it trusted, and drain.
-    look = Currency(user_id=user_id, entry_type=EntryType.EVALUATION_PROMOTION, amount=Decimal(0), account=Account.ESCROW)
+    # Nothing but the applier moves balances: a posting of nothing makes it look at the account,
+    # find it trusted, and drain.
+    look = Currency(
+        user_id=user_id,
+        entry_type=EntryType.EVALUATION_PROMOTION,
+        amount=Decimal(0),
+        account=Account.ESCROW,
+    )
     kudos.append_movements(session, uuid4(), Movements(currencies=(look,)), now)
 
 
 def _adjust_education_concurrency(session: Session, user_id: int, *, granted: bool) -> None:
     statement = update(User).where(User.id == user_id).execution_options(synchronize_session=False)
     if granted:
-        session.execute(statement.where(User.concurrency < EDUCATION_CONCURRENCY).values(concurrency=EDUCATION_CONCURRENCY))
+        session.execute(
+            statement.where(User.concurrency < EDUCATION_CONCURRENCY).values(
+                concurrency=EDUCATION_CONCURRENCY
+            )
+        )
     else:
-        session.execute(statement.where(User.concurrency == EDUCATION_CONCURRENCY).values(concurrency=DEFAULT_CONCURRENCY))
+        session.execute(
+            statement.where(User.concurrency == EDUCATION_CONCURRENCY).values(
+                concurrency=DEFAULT_CONCURRENCY
+            )
+        )
 
 
 def generate_proxy_passkey(session: Session, user_id: int) -> str:
-    """Give a service account a new passkey, which ends the old one; returns it. Other processes learn it within seconds."""
+    """Give a service account a new passkey, which ends the old one; returns it. Other processes
+    learn it within seconds.
+    """
     passkey = secrets.token_urlsafe(PASSKEY_BYTES)
     session.execute(
-        update(User).where(User.id == user_id).values(proxy_passkey=passkey).execution_options(synchronize_session=False)
+        update(User)
+        .where(User.id == user_id)
+        .values(proxy_passkey=passkey)
+        .execution_options(synchronize_session=False)
     )
     after_commit(session, _forget_passkeys)
     return passkey
@@ -474,11 +544,14 @@ def generate_proxy_passkey(session: Session, user_id: int) -> str:
 # Clients behind a service
 
 
-def resolve_client_address(peer: str, proxied_for: str | None, proxy_authorization: str | None) -> str:
-    """The address limits apply to: `proxied_for` when the passkey is that of a service account, else the peer.
+def resolve_client_address(
+    peer: str, proxied_for: str | None, proxy_authorization: str | None
+) -> str:
+    """The address limits apply to: `proxied_for` when the passkey is that of a service account,
+    else the peer.
 
-    An edge of its own: it reads the passkeys, in a transaction, at most every few seconds and only for requests that
-    bring one. While the database is away the passkeys read last still count.
+    An edge of its own: it reads the passkeys, in a transaction, at most every few seconds and only
+    for requests that bring one. While the database is away the passkeys read last still count.
     """
     if not proxied_for or not proxy_authorization or not _is_known_passkey(proxy_authorization):
         return peer
@@ -505,18 +578,24 @@ def list_proxy_passkeys(session: Session) -> list[str]:
 
 def _is_known_passkey(passkey: str) -> bool:
     given = passkey.encode()
-    # Every passkey is compared, each in constant time: how long it takes tells nothing about any of them.
+    # Every passkey is compared, each in constant time: how long it takes tells nothing about any of
+    # them.
     return any([hmac.compare_digest(given, known) for known in _read_passkeys()])  # noqa: C419  no early end
 
 
 def _read_passkeys() -> tuple[bytes, ...]:
     with _State.passkeys_lock:
         now = time.monotonic()
-        if _State.passkeys_read_at is None or now - _State.passkeys_read_at >= PASSKEY_REFRESH_SECONDS:
+        if (
+            _State.passkeys_read_at is None
+            or now - _State.passkeys_read_at >= PASSKEY_REFRESH_SECONDS
+        ):
             _State.passkeys_read_at = now
             try:
                 with transaction() as session:
-                    _State.passkeys = tuple(passkey.encode() for passkey in list_proxy_passkeys(session))
+                    _State.passkeys = tuple(
+                        passkey.encode() for passkey in list_proxy_passkeys(session)
+                    )
             except ServiceUnavailable:
                 pass
         return _State.passkeys
@@ -532,5 +611,10 @@ def _forget_passkeys() -> None:
 def update_account(session: Session, user_id: int, values: Mapping[str, object]) -> None:
     """Write columns of an account that only it and moderators change."""
     if values:
-        session.execute(update(User).where(User.id == user_id).values(**values).execution_options(synchronize_session=False))
+        session.execute(
+            update(User)
+            .where(User.id == user_id)
+            .values(**values)
+            .execution_options(synchronize_session=False)
+        )
         announce_change(session, user_id)

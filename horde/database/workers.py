@@ -9,7 +9,19 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import DateTime, String, Text, Uuid, column, delete, exists, func, or_, select, table
+from sqlalchemy import (
+    DateTime,
+    String,
+    Text,
+    Uuid,
+    column,
+    delete,
+    exists,
+    func,
+    or_,
+    select,
+    table,
+)
 from sqlalchemy.dialects.postgresql import aggregate_order_by
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
@@ -50,7 +62,19 @@ _messages = table(
 
 # Unmistakable slurs and obscenities only: a name that merely looks odd is its owner's business.
 _PROFANE_WORDS = frozenset(
-    {"asshole", "bitch", "cunt", "dickhead", "faggot", "faggots", "fuck", "fucker", "fucking", "kike", "kikes"}
+    {
+        "asshole",
+        "bitch",
+        "cunt",
+        "dickhead",
+        "faggot",
+        "faggots",
+        "fuck",
+        "fucker",
+        "fucking",
+        "kike",
+        "kikes",
+    }
     | {"motherfucker", "nigga", "nigger", "niggers", "shit", "tranny", "whore"}
 )
 _LETTER_FOR_DIGIT = str.maketrans("013457@$", "oieastas")
@@ -83,16 +107,19 @@ def parse_id(text: str) -> UUID | None:
 
 
 def clean_shown_text(text: str) -> str:
-    """A text of a worker's owner fit to be shown to others: no markup, no angle brackets, nothing invisible, trimmed.
+    """A text of a worker's owner fit to be shown to others: no markup, no angle brackets, nothing
+    invisible, trimmed.
 
-    Spaces inside stay as they are: workers are found by their names. Of a longer text the first 4096 characters count,
-    more than any column holds.
+    Spaces inside stay as they are: workers are found by their names. Of a longer text the first
+    4096 characters count, more than any column holds.
     """
     return "".join(map(_show, _MARKUP.sub("", text[:MAX_CLEANED_LENGTH]))).strip()
 
 
 def _show(character: str) -> str:
-    """The character; a space for what breaks a line, nothing for angle brackets and what cannot be seen."""
+    """The character; a space for what breaks a line, nothing for angle brackets and what cannot be
+    seen.
+    """
     if character in "<>":
         return ""
     category = unicodedata.category(character)
@@ -138,7 +165,9 @@ def get_online_worker_records(session: Session, now: datetime) -> list[WorkerRec
     """Every online text worker, oldest first; about half a minute old."""
 
     def read() -> list[WorkerRecord]:
-        shared = read_shared(WORKERS_KEY, lambda records: [WorkerRecord(**record) for record in records])
+        shared = read_shared(
+            WORKERS_KEY, lambda records: [WorkerRecord(**record) for record in records]
+        )
         if shared is not None:
             return shared
         return _computed_lists.get(None, lambda: compute_online_worker_records(session, now))
@@ -167,7 +196,9 @@ def narrow_details(record: WorkerRecord, privilege: int) -> dict[str, Any]:
 
 
 def forget_worker_details(worker_id: UUID, *names: str) -> None:
-    """Show a changed worker as it is now; other processes follow within a second. Call it after the commit."""
+    """Show a changed worker as it is now; other processes follow within a second. Call it after the
+    commit.
+    """
     forget_shared(_get_details_key(worker_id))
     _details.forget(worker_id)
     for name in names:
@@ -196,7 +227,9 @@ def rename_worker(session: Session, worker: TextWorker, name: str) -> None:
             worker.name = name
     except IntegrityError:
         worker.name = previous
-        raise BadRequest(f"The name '{name}' is taken by another worker.", ReturnCode.WORKER_NAME_ALREADY_EXISTS) from None
+        raise BadRequest(
+            f"The name '{name}' is taken by another worker.", ReturnCode.WORKER_NAME_ALREADY_EXISTS
+        ) from None
 
 
 def find_team_name(session: Session, team_id: UUID) -> str | None:
@@ -207,13 +240,19 @@ def find_team_name(session: Session, team_id: UUID) -> str | None:
 def delete_worker(session: Session, worker: TextWorker) -> None:
     """Delete a worker and what hangs from it. Errors: Locked while a job refers to it."""
     locked = Locked(
-        f"Worker '{worker.name}' still has jobs. Put it into maintenance and try again in half an hour.", ReturnCode.LOCKED
+        f"Worker '{worker.name}' still has jobs. Put it into maintenance and try again in half an"
+        " hour.",
+        ReturnCode.LOCKED,
     )
     if session.scalar(select(exists().where(ProcessingGeneration.worker_id == worker.id))):
         raise locked
     try:
         with session.begin_nested():
-            session.execute(delete(TextWorker).where(TextWorker.id == worker.id).execution_options(synchronize_session=False))
+            session.execute(
+                delete(TextWorker)
+                .where(TextWorker.id == worker.id)
+                .execution_options(synchronize_session=False)
+            )
     except IntegrityError:  # a pop was faster
         raise locked from None
 
@@ -227,7 +266,9 @@ def _dump(record: WorkerRecord) -> dict[str, Any]:
 
 
 def _has_role(role: UserRoleTypes) -> Any:
-    return exists().where(UserRole.user_id == TextWorker.user_id, UserRole.user_role == role, UserRole.value)
+    return exists().where(
+        UserRole.user_id == TextWorker.user_id, UserRole.user_role == role, UserRole.value
+    )
 
 
 def _of_worker(statement: Any) -> Any:
@@ -237,7 +278,14 @@ def _of_worker(statement: Any) -> Any:
 def _read_records(session: Session, now: datetime, condition: Any) -> list[WorkerRecord]:
     """Records of the workers that fit, oldest first, in one statement."""
     message = func.json_build_object(
-        "id", _messages.c.id, "message", _messages.c.message, "origin", _messages.c.origin, "expiry", _messages.c.expiry
+        "id",
+        _messages.c.id,
+        "message",
+        _messages.c.message,
+        "origin",
+        _messages.c.origin,
+        "expiry",
+        _messages.c.expiry,
     )
     statement = (
         select(
@@ -253,15 +301,22 @@ def _read_records(session: Session, now: datetime, condition: Any) -> list[Worke
                 )
             ).label("models"),
             _of_worker(
-                select(func.json_object_agg(WorkerStats.action, WorkerStats.value)).where(WorkerStats.worker_id == TextWorker.id)
+                select(func.json_object_agg(WorkerStats.action, WorkerStats.value)).where(
+                    WorkerStats.worker_id == TextWorker.id
+                )
             ).label("kudos_details"),
-            _of_worker(select(_teams.c.name).where(_teams.c.id == TextWorker.team_id)).label("team_name"),
-            _of_worker(select(func.count()).select_from(_suspicions).where(_suspicions.c.worker_id == TextWorker.id)).label(
-                "suspicions"
+            _of_worker(select(_teams.c.name).where(_teams.c.id == TextWorker.team_id)).label(
+                "team_name"
             ),
             _of_worker(
+                select(func.count())
+                .select_from(_suspicions)
+                .where(_suspicions.c.worker_id == TextWorker.id)
+            ).label("suspicions"),
+            _of_worker(
                 select(func.json_agg(message)).where(
-                    or_(_messages.c.worker_id == TextWorker.id, _messages.c.worker_id.is_(None)), _messages.c.expiry > now
+                    or_(_messages.c.worker_id == TextWorker.id, _messages.c.worker_id.is_(None)),
+                    _messages.c.expiry > now,
                 )
             ).label("messages"),
         )
@@ -284,7 +339,10 @@ def _build_record(row: Any, now: datetime) -> WorkerRecord:
         "uncompleted_jobs": worker.uncompleted_jobs,
         "nonconformant_replies": worker.nonconformant_replies,
         "kudos_rewards": worker.kudos,
-        "kudos_details": {"generated": rewards.get("generated", 0), "uptime": rewards.get("uptime", 0)},
+        "kudos_details": {
+            "generated": rewards.get("generated", 0),
+            "uptime": rewards.get("uptime", 0),
+        },
         "performance": describe_performance(worker.speed),
         "threads": worker.threads,
         "uptime": worker.uptime,
@@ -299,7 +357,10 @@ def _build_record(row: Any, now: datetime) -> WorkerRecord:
         "suspicious": row.suspicions,
         "contact": row.contact,
         "models": row.models or [],
-        "team": {"name": row.team_name, "id": None if worker.team_id is None else str(worker.team_id)},
+        "team": {
+            "name": row.team_name,
+            "id": None if worker.team_id is None else str(worker.team_id),
+        },
         "bridge_agent": worker.bridge_agent,
         "max_length": worker.max_length,
         "max_context_length": worker.max_context_length,

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""The messages of a completion: what is forwarded, what is left out, and what is refused with its path.
+"""The messages of a completion: what is forwarded, what is left out, and what is refused with its
+path.
 
-Agent loops append the message they received to the history, through SDKs that add keys of their own. So every message the
-front returns is accepted back: what does not change what a worker gets is left out instead of refused.
-Source: docs/reference/chat_front.md, "Messages".
+Agent loops append the message they received to the history, through SDKs that add keys of their
+own. So every message the front returns is accepted back: what does not change what a worker gets is
+left out instead of refused. Source: docs/reference/chat_front.md, "Messages".
 """
 
 from collections.abc import Mapping
@@ -31,7 +32,10 @@ from horde.chat_contract import (
 from horde.oai.errors import RequestRefused
 
 _DROPPED_KEYS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
-    {"assistant": frozenset({"reasoning_content", "reasoning", "reasoning_details", "parsed"}), "tool": frozenset({"name"})}
+    {
+        "assistant": frozenset({"reasoning_content", "reasoning", "reasoning_details", "parsed"}),
+        "tool": frozenset({"name"}),
+    }
 )
 _DROPPED_WHEN_EMPTY: Final = frozenset({"annotations", "tool_calls"})  # of an assistant message
 
@@ -39,7 +43,8 @@ _DROPPED_WHEN_EMPTY: Final = frozenset({"annotations", "tool_calls"})  # of an a
 def parse_messages(value: object) -> list[JsonObject]:
     """The messages to submit, without the keys that are left out.
 
-    Raises ChatRequestRefused with the path of the first message at fault, RequestRefused for too many images.
+    Raises ChatRequestRefused with the path of the first message at fault, RequestRefused for too
+    many images.
     """
     if not isinstance(value, list):
         raise malformed_value("messages", "has to be an array", RefusalKind.TYPE)
@@ -47,7 +52,9 @@ def parse_messages(value: object) -> list[JsonObject]:
         raise malformed_value("messages", "has to hold at least one message")
     if len(value) > MAX_CHAT_MESSAGE_COUNT:
         raise limit_exceeded("messages", f"hold at most {MAX_CHAT_MESSAGE_COUNT} messages")
-    messages = [_parse_message(message, f"messages[{index}]") for index, message in enumerate(value)]
+    messages = [
+        _parse_message(message, f"messages[{index}]") for index, message in enumerate(value)
+    ]
     check_text_size(count_text_bytes(messages))
     if count_image_parts(messages) > MAX_CHAT_IMAGE_COUNT:
         message = f"A request may carry at most {MAX_CHAT_IMAGE_COUNT} images."
@@ -97,7 +104,9 @@ def _require_role(message: JsonObject, path: str) -> str:
 def _require_call_id(parsed: JsonObject, path: str) -> None:
     if "tool_call_id" not in parsed:
         raise malformed_value(f"{path}.tool_call_id", "is required", RefusalKind.MISSING)
-    _check_short_string(parsed["tool_call_id"], f"{path}.tool_call_id", MAX_CHAT_TOOL_CALL_ID_CHARACTERS)
+    _check_short_string(
+        parsed["tool_call_id"], f"{path}.tool_call_id", MAX_CHAT_TOOL_CALL_ID_CHARACTERS
+    )
 
 
 def _parse_tool_calls(value: object, path: str) -> list[JsonObject]:
@@ -105,7 +114,9 @@ def _parse_tool_calls(value: object, path: str) -> list[JsonObject]:
     if isinstance(value, list):
         value = [_drop_keys(call, "index") for call in value]
         value = [
-            call | {"function": _drop_keys(call["function"], "parsed_arguments")} if _has_function(call) else call
+            call | {"function": _drop_keys(call["function"], "parsed_arguments")}
+            if _has_function(call)
+            else call
             for call in value
         ]
     return parse_tool_calls(value, path)
@@ -115,7 +126,9 @@ def _drop_keys(value: object, *dropped: str) -> Any:
     """An object without its nulls and these keys; anything else as it is."""
     if not isinstance(value, dict):
         return value
-    return {key: member for key, member in value.items() if key not in dropped and member is not None}
+    return {
+        key: member for key, member in value.items() if key not in dropped and member is not None
+    }
 
 
 def _has_function(call: object) -> bool:
@@ -139,7 +152,12 @@ def _parse_content(content: object, role: str, path: str) -> object:
     parts = []
     for index, part in enumerate(content):
         # The exact shape of nearly every part, tested first because a body may hold very many.
-        if isinstance(part, dict) and len(part) == 2 and part.get("type") == "text" and isinstance(part.get("text"), str):
+        if (
+            isinstance(part, dict)
+            and len(part) == 2
+            and part.get("type") == "text"
+            and isinstance(part.get("text"), str)
+        ):
             parts.append(part)
         else:
             parts.append(_parse_part(part, role, f"{path}[{index}]"))
@@ -170,7 +188,9 @@ def _parse_part(part: object, role: str, path: str) -> JsonObject:
 
 
 def _parse_image(image: object, path: str) -> JsonObject:
-    """Where the image is; whether the address may be used and what it holds is judged by the native API."""
+    """Where the image is; whether the address may be used and what it holds is judged by the native
+    API.
+    """
     if not isinstance(image, dict):
         raise malformed_value(path, "has to be an object", RefusalKind.TYPE)
     parsed = {key: value for key, value in image.items() if value is not None}

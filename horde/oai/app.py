@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""The front as an ASGI application: its routes, and the one place where failures become OpenAI's errors.
+"""The front as an ASGI application: its routes, and the one place where failures become OpenAI's
+errors.
 
 Source: docs/reference/chat_front.md.
 """
@@ -44,7 +45,13 @@ from horde.oai.hub import RedisHub
 from horde.oai.models import ModelList
 from horde.oai.native import NativeClient
 from horde.oai.page import build_page_handlers
-from horde.oai.responses import add_headers, build_cors_headers, build_preflight_headers, send_empty, send_json
+from horde.oai.responses import (
+    add_headers,
+    build_cors_headers,
+    build_preflight_headers,
+    send_empty,
+    send_json,
+)
 from horde.oai.signals import PollingHub, SignalHub
 from horde.oai.unknown_routes import build_unknown_url_message
 from horde.return_codes import ReturnCode
@@ -66,7 +73,8 @@ class ChatFrontError(Exception):
         self.answer = answer
 
 
-# --- failures as errors -----------------------------------------------------------------------------------------------
+# --- failures as errors
+# -----------------------------------------------------------------------------------------------
 
 
 def build_error(failure: FrontFailure, token_limit_key: str = "max_tokens") -> ChatFrontError:
@@ -79,7 +87,10 @@ def build_error(failure: FrontFailure, token_limit_key: str = "max_tokens") -> C
 
 
 def _replace(answer: ErrorAnswer, **changes: Any) -> ErrorAnswer:
-    fields = {name: getattr(answer, name) for name in ("status", "code", "message", "param", "metadata", "headers")}
+    fields = {
+        name: getattr(answer, name)
+        for name in ("status", "code", "message", "param", "metadata", "headers")
+    }
     return ErrorAnswer(**fields | changes)
 
 
@@ -99,7 +110,9 @@ def _build_error(failure: FrontFailure) -> ChatFrontError:
                 headers=failure.headers,
             )
         )
-    return ChatFrontError(ErrorAnswer(status=502, code="upstream_unavailable", message="The horde cannot be reached."))
+    return ChatFrontError(
+        ErrorAnswer(status=502, code="upstream_unavailable", message="The horde cannot be reached.")
+    )
 
 
 def _native_error(refused: NativeRefused) -> ChatFrontError:
@@ -121,7 +134,13 @@ def _kudos_cap_error(refused: NativeRefused) -> ChatFrontError:
     if numbers is not None:
         metadata |= {"kudos_estimate": int(numbers.group(1)), "max_kudos": int(numbers.group(2))}
     return ChatFrontError(
-        ErrorAnswer(status=400, code="max_kudos_exceeded", message=refused.message, param="horde.max_kudos", metadata=metadata)
+        ErrorAnswer(
+            status=400,
+            code="max_kudos_exceeded",
+            message=refused.message,
+            param="horde.max_kudos",
+            metadata=metadata,
+        )
     )
 
 
@@ -132,10 +151,17 @@ def _no_eligible_worker_error(refused: NativeRefused) -> ChatFrontError:
         message = refused.message
         return ChatFrontError(
             ErrorAnswer(
-                status=503, code="no_worker_available", message=message, param="model", metadata=metadata, headers=NO_RETRY
+                status=503,
+                code="no_worker_available",
+                message=message,
+                param="model",
+                metadata=metadata,
+                headers=NO_RETRY,
             )
         )
-    return ChatFrontError(build_gap_answer(reason, refused.message, {"rc": refused.rc, "impossible_reason": reason}))
+    return ChatFrontError(
+        build_gap_answer(reason, refused.message, {"rc": refused.rc, "impossible_reason": reason})
+    )
 
 
 _WAIT_ROWS: Final[Mapping[WaitFailure, tuple[int, str, str | None, str]]] = MappingProxyType(
@@ -158,10 +184,30 @@ _WAIT_ROWS: Final[Mapping[WaitFailure, tuple[int, str, str | None, str]]] = Mapp
             None,
             f"No online worker can take this request. {CANCELLED_SENTENCE}",
         ),
-        WaitFailure.DEADLINE: (504, "wait_timeout", None, f"No reply within the time the front waits. {CANCELLED_SENTENCE}"),
-        WaitFailure.FAULTED: (502, "generation_failed", None, "The request failed on the workers that tried it."),
-        WaitFailure.NO_GENERATION: (502, "no_generation", None, "The request ended without a reply."),
-        WaitFailure.REQUEST_LOST: (502, "request_lost", None, "The horde no longer has this request."),
+        WaitFailure.DEADLINE: (
+            504,
+            "wait_timeout",
+            None,
+            f"No reply within the time the front waits. {CANCELLED_SENTENCE}",
+        ),
+        WaitFailure.FAULTED: (
+            502,
+            "generation_failed",
+            None,
+            "The request failed on the workers that tried it.",
+        ),
+        WaitFailure.NO_GENERATION: (
+            502,
+            "no_generation",
+            None,
+            "The request ended without a reply.",
+        ),
+        WaitFailure.REQUEST_LOST: (
+            502,
+            "request_lost",
+            None,
+            "The horde no longer has this request.",
+        ),
         WaitFailure.STREAM_DIVERGED: (
             502,
             "stream_diverged",
@@ -184,8 +230,16 @@ _WAIT_ROWS: Final[Mapping[WaitFailure, tuple[int, str, str | None, str]]] = Mapp
 )
 _FAULT_ROWS: Final[Mapping[str, tuple[int, str, str | None]]] = MappingProxyType(
     {
-        WORKER_FAULT_MESSAGES[ChatFaultReason.PROMPT_OVERFLOW]: (400, "context_length_exceeded", "messages"),
-        WORKER_FAULT_MESSAGES[ChatFaultReason.UNBUILDABLE_GRAMMAR]: (400, "unbuildable_grammar", None),
+        WORKER_FAULT_MESSAGES[ChatFaultReason.PROMPT_OVERFLOW]: (
+            400,
+            "context_length_exceeded",
+            "messages",
+        ),
+        WORKER_FAULT_MESSAGES[ChatFaultReason.UNBUILDABLE_GRAMMAR]: (
+            400,
+            "unbuildable_grammar",
+            None,
+        ),
     }
 )
 
@@ -196,8 +250,12 @@ def _wait_error(failed: WaitFailed) -> ChatFrontError:
     metadata: dict[str, object] = {"request_id": failed.request_id}
     if failed.kind is WaitFailure.DECLARATION_GAP:
         reason = details.impossible_reason or {}
-        message = f"No worker can serve this request: {build_gap_message(reason)}. {CANCELLED_SENTENCE}"
-        return ChatFrontError(_replace(build_gap_answer(reason, message, metadata), headers=NO_RETRY))
+        message = (
+            f"No worker can serve this request: {build_gap_message(reason)}. {CANCELLED_SENTENCE}"
+        )
+        return ChatFrontError(
+            _replace(build_gap_answer(reason, message, metadata), headers=NO_RETRY)
+        )
     status, code, param, message = _WAIT_ROWS[failed.kind]
     if failed.kind is WaitFailure.FAULTED:
         message = details.fault_reason or message
@@ -208,13 +266,23 @@ def _wait_error(failed: WaitFailed) -> ChatFrontError:
         metadata["rc"] = NO_GENERATION_RC
     elif details.fault_rc is not None:
         metadata["rc"] = details.fault_rc
-    if failed.kind in {WaitFailure.DEADLINE, WaitFailure.FAIL_FAST_WAIT} and details.wait_time is not None:
+    if (
+        failed.kind in {WaitFailure.DEADLINE, WaitFailure.FAIL_FAST_WAIT}
+        and details.wait_time is not None
+    ):
         metadata["wait_time"] = details.wait_time
     if failed.kind is WaitFailure.DEADLINE and details.queue_position is not None:
         metadata["queue_position"] = details.queue_position
     # Another try would queue, and be charged, again.
     return ChatFrontError(
-        ErrorAnswer(status=status, code=code, message=message, param=param, metadata=metadata, headers=NO_RETRY)
+        ErrorAnswer(
+            status=status,
+            code=code,
+            message=message,
+            param=param,
+            metadata=metadata,
+            headers=NO_RETRY,
+        )
     )
 
 
@@ -222,11 +290,14 @@ def _internal_error(request_id: str | None) -> ChatFrontError:
     return ChatFrontError(build_defect(request_id))
 
 
-# --- the frame around every route -------------------------------------------------------------------------------------
+# --- the frame around every route
+# -------------------------------------------------------------------------------------
 
 
 class Frame:
-    """Names each request, answers its failures, and lets pages of other origins read the answers."""
+    """Names each request, answers its failures, and lets pages of other origins read the
+    answers.
+    """
 
     def __init__(self, app: ASGIApp, origins: tuple[str, ...]) -> None:
         self._app, self._origins = app, origins
@@ -238,7 +309,10 @@ class Frame:
             return
         headers = Headers(scope=scope)
         front_id = f"req_{uuid4().hex}"
-        common = {"x-request-id": front_id, **build_cors_headers(self._origins, headers.get("origin"))}
+        common = {
+            "x-request-id": front_id,
+            **build_cors_headers(self._origins, headers.get("origin")),
+        }
         call = scope[CALL_KEY] = OpenCall()
         sent_status: int | None = None
 
@@ -257,13 +331,23 @@ class Frame:
         except ChatFrontError as raised:
             error = raised
         except Exception as defect:  # noqa: BLE001  the handler of last resort: a defect must not be a page of the server
-            logger.error("horde.oai.defect", extra={"request_id": front_id, **build_failure_fields(defect)})
+            logger.error(
+                "horde.oai.defect", extra={"request_id": front_id, **build_failure_fields(defect)}
+            )
             error = _internal_error(call.native_id)
         if error is not None:
-            metrics.oai_errors.add(1, {"code": error.answer.code, "phase": call.phase if call.phase != "gone" else "wait"})
+            metrics.oai_errors.add(
+                1,
+                {
+                    "code": error.answer.code,
+                    "phase": call.phase if call.phase != "gone" else "wait",
+                },
+            )
             if sent_status is None:
                 answered = {**call.headers, **error.answer.headers}
-                await send_json(send_with_common, error.answer.status, error.answer.build_body(), answered)
+                await send_json(
+                    send_with_common, error.answer.status, error.answer.build_body(), answered
+                )
         self._log(call, headers, front_id, sent_status, error)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
@@ -278,17 +362,33 @@ class Frame:
             raise build_error(failure, call.token_limit_key) from None
 
     @staticmethod
-    def _log(call: OpenCall, headers: Headers, front_id: str, status: int | None, error: ChatFrontError | None) -> None:
-        """One line a request. No path, no body and no key: what a client sent stays out of the log."""
+    def _log(
+        call: OpenCall,
+        headers: Headers,
+        front_id: str,
+        status: int | None,
+        error: ChatFrontError | None,
+    ) -> None:
+        """One line a request. No path, no body and no key: what a client sent stays out of the
+        log.
+        """
         fields: dict[str, object] = {
             "request_id": front_id,
             "status": status,
             "seconds": round(time.monotonic() - call.accepted_at, 3),
         }
         if error is not None:
-            fields |= {"code": error.answer.code, "phase": call.phase, "rc": error.answer.metadata.get("rc")}
+            fields |= {
+                "code": error.answer.code,
+                "phase": call.phase,
+                "rc": error.answer.metadata.get("rc"),
+            }
         if call.native_id is not None:
-            fields |= {"native_id": call.native_id, "stream": call.is_stream, "client_gone": call.phase == "gone"}
+            fields |= {
+                "native_id": call.native_id,
+                "stream": call.is_stream,
+                "client_gone": call.phase == "gone",
+            }
         if call.served_by is not None:
             fields |= {"worker_id": call.served_by[0], "model": call.served_by[1]}
         if (client_request_id := find_client_request_id(headers)) is not None:
@@ -312,15 +412,19 @@ class Methods:
         handler = self._handlers.get(method)
         if handler is None:
             message = f"Not allowed to {shorten_param(method)} on {shorten_param(scope['path'])}. Allowed: {self.allow}."
-            raise RequestRefused("method_not_supported", message, status=405, headers={"Allow": self.allow})
+            raise RequestRefused(
+                "method_not_supported", message, status=405, headers={"Allow": self.allow}
+            )
         await handler(scope, receive, send)
 
 
-# --- routes -----------------------------------------------------------------------------------------------------------
+# --- routes
+# -----------------------------------------------------------------------------------------------------------
 
 
 def create_front_app(config: FrontConfig, hub: SignalHub | None = None) -> Starlette:
-    """The front with its connections, which open in its lifespan. A hub given replaces that of the configuration.
+    """The front with its connections, which open in its lifespan. A hub given replaces that of the
+    configuration.
 
     `app.state.completions` is what a server tells that it is shutting down.
     """
@@ -334,7 +438,11 @@ def create_front_app(config: FrontConfig, hub: SignalHub | None = None) -> Starl
         Route("/health/ready", Methods(GET=front.answer_readiness)),
         *(Route(path, Methods(GET=handler)) for path, handler in build_page_handlers().items()),
     ]
-    app = Starlette(routes=routes, middleware=[Middleware(Frame, origins=config.cors_origins)], lifespan=front.run)
+    app = Starlette(
+        routes=routes,
+        middleware=[Middleware(Frame, origins=config.cors_origins)],
+        lifespan=front.run,
+    )
     app.router.redirect_slashes = False  # a redirect loses the body of a POST
     app.router.default = _refuse_unknown_route
     app.state.completions = front.completions
@@ -363,7 +471,10 @@ class _Front:
     async def run(self, _app: Starlette) -> AsyncIterator[None]:
         """Start and end what serves the requests."""
         if not self._config.proxy_passkey:
-            logger.warning("horde.oai.no_passkey", extra={"effect": "all clients of this front share its limits by address"})
+            logger.warning(
+                "horde.oai.no_passkey",
+                extra={"effect": "all clients of this front share its limits by address"},
+            )
         await self._hub.start()
         try:
             yield
@@ -389,8 +500,13 @@ class _Front:
         await send_json(send, 200, {"status": "ok"}, {})
 
     async def answer_readiness(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        """GET /health/ready: without the native API nothing can be served, without Redis everything but live deltas."""
-        is_native_reachable, is_redis_reachable = await self._native.is_reachable(), await self._hub.is_reachable()
+        """GET /health/ready: without the native API nothing can be served, without Redis everything
+        but live deltas.
+        """
+        is_native_reachable, is_redis_reachable = (
+            await self._native.is_reachable(),
+            await self._hub.is_reachable(),
+        )
         status = "ready" if is_native_reachable else "not_ready"
         body = {"status": status, "native": is_native_reachable, "redis": is_redis_reachable}
         await send_json(send, 200 if is_native_reachable else 503, body, {})

@@ -26,7 +26,8 @@ from horde.return_codes import ReturnCode
 INLINE_BYTES: Final = 32 * 1024  # parsed in a millisecond or two; a larger body goes to a thread
 PARSER_THREADS: Final = 2
 MAX_BUFFERED_BYTES: Final = 512 * 1024 * 1024  # bodies of all requests together
-SILENCE_SECONDS: Final = 30.0  # without a byte in the middle of a body: the place goes to somebody else
+# Without a byte in the middle of a body: the place goes to somebody else.
+SILENCE_SECONDS: Final = 30.0
 DRAIN_SECONDS: Final = 5.0
 
 
@@ -60,7 +61,9 @@ class IncomingBody:
         return bytes(message.get("body", b""))
 
     async def drain(self) -> None:
-        """Read on without keeping anything, so that a client in the middle of its body gets to read the answer."""
+        """Read on without keeping anything, so that a client in the middle of its body gets to read
+        the answer.
+        """
         size = 0
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_SECONDS):
@@ -79,11 +82,19 @@ class BodyReader:
         """Stop the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def read(self, headers: Headers, incoming: "IncomingBody", deadline: float) -> PreparedRequest:
-        """The request of a body that is whole before `deadline`, which is monotonic. Raises RequestRefused, or ClientGone."""
+    async def read(
+        self, headers: Headers, incoming: "IncomingBody", deadline: float
+    ) -> PreparedRequest:
+        """The request of a body that is whole before `deadline`, which is monotonic. Raises
+        RequestRefused, or ClientGone.
+        """
         encoding = headers.get("content-encoding", "identity").strip().lower()
         if encoding not in {"", "identity"}:
-            raise RequestRefused("unsupported_content_encoding", "Send the body without a Content-Encoding.", status=415)
+            raise RequestRefused(
+                "unsupported_content_encoding",
+                "Send the body without a Content-Encoding.",
+                status=415,
+            )
         if _parse_length(headers) > MAX_CHAT_BODY_BYTES:
             raise _too_large()
         buffer = bytearray()
@@ -98,7 +109,9 @@ class BodyReader:
             return prepare_request(data, headers)
         holder = [data]
         del data  # the thread lets go of it before it writes what is submitted
-        return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: prepare_request(holder.pop(), headers))
+        return await asyncio.get_running_loop().run_in_executor(
+            self._threads, lambda: prepare_request(holder.pop(), headers)
+        )
 
     async def _fill(self, buffer: bytearray, incoming: "IncomingBody", deadline: float) -> None:
         while not incoming.is_complete:
@@ -106,7 +119,10 @@ class BodyReader:
                 async with asyncio.timeout(min(SILENCE_SECONDS, deadline - time.monotonic())):
                     chunk = await incoming.read_chunk()
             except TimeoutError:
-                message = f"The body did not arrive in time, or nothing of it for {SILENCE_SECONDS:.0f} seconds."
+                message = (
+                    f"The body did not arrive in time, or nothing of it for {SILENCE_SECONDS:.0f}"
+                    " seconds."
+                )
                 raise RequestRefused("incomplete_body", message) from None
             if len(buffer) + len(chunk) > MAX_CHAT_BODY_BYTES:
                 raise _too_large()
@@ -116,7 +132,8 @@ class BodyReader:
             self._buffered_bytes += len(chunk)
 
 
-# Written piece by piece in Python: the encoder in C keeps every other stream waiting until it is through a whole body.
+# Written piece by piece in Python: the encoder in C keeps every other stream waiting until it is
+# through a whole body.
 _ENCODER: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Who calls: the key, the agent, the address, and the key of the operation. Pure: headers in, values out.
+"""Who calls: the key, the agent, the address, and the key of the operation. Pure: headers in,
+values out.
 
 Source: docs/reference/chat_front.md, "Keys", "Calls to the native API" and "Operation key".
 """
@@ -16,7 +17,8 @@ from horde.config import Network
 from horde.oai.errors import RequestRefused
 from horde.oai.native import Caller
 
-# Fixed for ever: the same Idempotency-Key has to name the same operation after a restart and on every front.
+# Fixed for ever: the same Idempotency-Key has to name the same operation after a restart and on
+# every front.
 IDEMPOTENCY_NAMESPACE: Final = UUID("b3d5a0c2-6f0e-4d6b-9a43-2f8f1c7e5d10")
 MAX_IDEMPOTENCY_KEY_CHARACTERS: Final = 255
 MAX_CLIENT_REQUEST_ID_CHARACTERS: Final = 512
@@ -28,14 +30,18 @@ MISSING_KEY_MESSAGE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class OperationKey:
-    """What makes repeating a submit harmless. A key the client chose lets it come back for the reply."""
+    """What makes repeating a submit harmless. A key the client chose lets it come back for the
+    reply.
+    """
 
     value: UUID
     is_from_client: bool
 
 
 def require_api_key(headers: Headers) -> str:
-    """The bearer key, else that of a native client's `apikey` header. Raises RequestRefused (401)."""
+    """The bearer key, else that of a native client's `apikey` header. Raises RequestRefused
+    (401).
+    """
     authorization = headers.get("authorization")
     if authorization is None:
         key = headers.get("apikey", "").strip()
@@ -45,11 +51,15 @@ def require_api_key(headers: Headers) -> str:
     if not key:
         raise RequestRefused("missing_api_key", MISSING_KEY_MESSAGE, status=401)
     if not key.isprintable():
-        raise RequestRefused("invalid_api_key", "The API key holds characters that no key has.", status=401)
+        raise RequestRefused(
+            "invalid_api_key", "The API key holds characters that no key has.", status=401
+        )
     return key
 
 
-def build_caller(api_key: str, headers: Headers, peer: str | None, trusted_proxies: Sequence[Network]) -> Caller:
+def build_caller(
+    api_key: str, headers: Headers, peer: str | None, trusted_proxies: Sequence[Network]
+) -> Caller:
     """On whose behalf the native API is called."""
     agent = headers.get("client-agent", "").strip()
     return Caller(
@@ -59,7 +69,9 @@ def build_caller(api_key: str, headers: Headers, peer: str | None, trusted_proxi
     )
 
 
-def find_client_address(peer: str | None, forwarded: Sequence[str], trusted_proxies: Sequence[Network]) -> str | None:
+def find_client_address(
+    peer: str | None, forwarded: Sequence[str], trusted_proxies: Sequence[Network]
+) -> str | None:
     """The peer, or for a trusted proxy the right-most forwarded address that is none itself."""
     if peer is None or not _is_trusted(peer, trusted_proxies):
         return peer
@@ -86,7 +98,10 @@ def _is_trusted(text: str, trusted_proxies: Sequence[Network]) -> bool:
     except ValueError:
         return False
     mapped = getattr(address, "ipv4_mapped", None)
-    return any(address in network or (mapped is not None and mapped in network) for network in trusted_proxies)
+    return any(
+        address in network or (mapped is not None and mapped in network)
+        for network in trusted_proxies
+    )
 
 
 def choose_operation_key(in_body: UUID | None, headers: Headers) -> OperationKey:
@@ -105,5 +120,7 @@ def choose_operation_key(in_body: UUID | None, headers: Headers) -> OperationKey
 def find_client_request_id(headers: Headers) -> str | None:
     """The client's own name of the request, for the log; None when it has none that fits."""
     text = headers.get("x-client-request-id", "")
-    is_usable = text.isascii() and text.isprintable() and 1 <= len(text) <= MAX_CLIENT_REQUEST_ID_CHARACTERS
+    is_usable = (
+        text.isascii() and text.isprintable() and 1 <= len(text) <= MAX_CLIENT_REQUEST_ID_CHARACTERS
+    )
     return text if is_usable else None

@@ -35,7 +35,8 @@ from horde.oai.signals import SignalHub
 from horde.oai.streaming import StreamSettings, stream_completion
 from horde.oai.waiting import RequestWait, WaitSettings, wait_for_first_status, wait_for_reply
 
-SEND_SECONDS: Final = 60.0  # a client that takes nothing of its answer for so long gives up its place
+# A client that takes nothing of its answer for so long gives up its place.
+SEND_SECONDS: Final = 60.0
 REQUEST_ID_HEADER: Final = "x-horde-request-id"
 
 type Describe = Callable[[FrontFailure, "OpenCall"], ErrorAnswer]
@@ -49,7 +50,8 @@ class OpenCall:
     created: int = field(default_factory=lambda: int(time.time()))
     phase: str = "request"
     is_stream: bool = False
-    is_resumable: bool = False  # the client can come back for the reply, so that its going away cancels nothing
+    # The client can come back for the reply, so that its going away cancels nothing.
+    is_resumable: bool = False
     token_limit_key: str = "max_tokens"
     wait: RequestWait | None = None
     served_by: tuple[str, str] | None = None  # worker id and model of the delivered reply
@@ -64,7 +66,9 @@ class OpenCall:
 class Completions:
     """The completions of one process."""
 
-    def __init__(self, config: FrontConfig, native: NativeClient, hub: SignalHub, describe: Describe) -> None:
+    def __init__(
+        self, config: FrontConfig, native: NativeClient, hub: SignalHub, describe: Describe
+    ) -> None:
         self._config, self._native, self._hub, self._describe = config, native, hub, describe
         self._bodies = BodyReader()
         self._open: set[OpenCall] = set()
@@ -75,7 +79,9 @@ class Completions:
     def _observe_open(self) -> Iterable[Observation]:
         calls = list(self._open)
         for is_stream in (False, True):
-            yield Observation(sum(call.is_stream is is_stream for call in calls), {"stream": is_stream})
+            yield Observation(
+                sum(call.is_stream is is_stream for call in calls), {"stream": is_stream}
+            )
 
     async def close(self) -> None:
         """Finish what was left to do for clients that are gone."""
@@ -91,13 +97,17 @@ class Completions:
                 call.wait.abort(WaitFailure.SHUTTING_DOWN)
 
     async def answer(self, call: OpenCall, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one call. Raises FrontFailure while no byte of an answer is out, and ClientGone when nobody reads one."""
+        """Serve one call. Raises FrontFailure while no byte of an answer is out, and ClientGone
+        when nobody reads one.
+        """
         headers, incoming = Headers(scope=scope), IncomingBody(receive)
         try:
             api_key = require_api_key(headers)
             with self._admit(call):
                 # A byte now and then must not hold one of the places for ever.
-                prepared = await self._bodies.read(headers, incoming, call.accepted_at + self._config.completion_budget_seconds)
+                prepared = await self._bodies.read(
+                    headers, incoming, call.accepted_at + self._config.completion_budget_seconds
+                )
                 peer = scope["client"][0] if scope.get("client") else None
                 caller = build_caller(api_key, headers, peer, self._config.trusted_proxies)
                 await self._serve_while_connected(call, prepared, caller, receive, send)
@@ -118,7 +128,12 @@ class Completions:
             self._open.discard(call)
 
     async def _serve_while_connected(
-        self, call: OpenCall, prepared: PreparedRequest, caller: Caller, receive: Receive, send: Send
+        self,
+        call: OpenCall,
+        prepared: PreparedRequest,
+        caller: Caller,
+        receive: Receive,
+        send: Send,
     ) -> None:
         """Serve until the answer is out or the client hangs up, whichever comes first."""
         call.is_stream = prepared.request.stream
@@ -139,7 +154,9 @@ class Completions:
                 await self._abandon(call, work)
 
     async def _abandon(self, call: OpenCall, work: asyncio.Task[None]) -> None:
-        """Stop serving a client that is gone; its request is cancelled unless it can come back for it."""
+        """Stop serving a client that is gone; its request is cancelled unless it can come back for
+        it.
+        """
         work.cancel()
         with contextlib.suppress(asyncio.CancelledError, FrontFailure):
             await work
@@ -151,9 +168,13 @@ class Completions:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    async def _serve(self, call: OpenCall, prepared: PreparedRequest, caller: Caller, send: Send) -> None:
+    async def _serve(
+        self, call: OpenCall, prepared: PreparedRequest, caller: Caller, send: Send
+    ) -> None:
         request, config = prepared.request, self._config
-        budget = config.stream_budget_seconds if request.stream else config.completion_budget_seconds
+        budget = (
+            config.stream_budget_seconds if request.stream else config.completion_budget_seconds
+        )
         deadline = call.accepted_at + budget
         settings = WaitSettings.from_config(
             config, is_fail_fast=request.horde.availability_mode is ChatAvailabilityMode.FAIL_FAST
@@ -166,7 +187,9 @@ class Completions:
         if submitted.request_id is None or call.wait is None:
             model = request.model or _get_quoted_model(submitted)
             completion_id = f"{COMPLETION_ID_PREFIX}dryrun-{uuid4()}"
-            body = build_dry_run_completion(submitted.body, completion_id=completion_id, created=call.created, model=model)
+            body = build_dry_run_completion(
+                submitted.body, completion_id=completion_id, created=call.created, model=model
+            )
             await self._send_completion(call, body, send)
             return
         call.headers[REQUEST_ID_HEADER] = submitted.request_id
@@ -190,7 +213,9 @@ class Completions:
                 self._run_behind(call.wait.cancel())
             raise
 
-    async def _submit(self, call: OpenCall, body: bytes, caller: Caller, settings: WaitSettings, deadline: float) -> Submitted:
+    async def _submit(
+        self, call: OpenCall, body: bytes, caller: Caller, settings: WaitSettings, deadline: float
+    ) -> Submitted:
         try:
             submitted = await self._native.submit(body, caller, deadline)
         except NativeRefused as refused:
@@ -200,8 +225,12 @@ class Completions:
             call.wait = RequestWait(self._native, caller, submitted.request_id, settings, deadline)
         return submitted
 
-    async def _wait(self, call: OpenCall, wait: RequestWait, facts: CompletionFacts, send: Send) -> None:
-        async with self._hub.subscribe(wait.request_id, with_progress=call.is_stream) as subscription:
+    async def _wait(
+        self, call: OpenCall, wait: RequestWait, facts: CompletionFacts, send: Send
+    ) -> None:
+        async with self._hub.subscribe(
+            wait.request_id, with_progress=call.is_stream
+        ) as subscription:
             reply = await wait_for_first_status(wait, subscription)
             if not call.is_stream:
                 reply = reply or await wait_for_reply(wait, subscription)
@@ -228,8 +257,12 @@ class Completions:
                 self._record_delivered(call, streamed)
 
     def _record_delivered(self, call: OpenCall, reply: CompletedReply) -> None:
-        metrics.oai_completions.add(1, {"finish_reason": reply.finish_reason, "lowered": reply.is_lowered})
-        metrics.oai_wait_seconds.record(time.monotonic() - call.accepted_at, {"stream": call.is_stream})
+        metrics.oai_completions.add(
+            1, {"finish_reason": reply.finish_reason, "lowered": reply.is_lowered}
+        )
+        metrics.oai_wait_seconds.record(
+            time.monotonic() - call.accepted_at, {"stream": call.is_stream}
+        )
         call.served_by = (reply.worker_id, reply.model)
 
     async def _send_completion(self, call: OpenCall, body: JsonObject, send: Send) -> None:
@@ -254,7 +287,9 @@ async def _wait_until_gone(receive: Receive) -> None:
 
 
 async def _finish_even_if_cancelled[T](work: Coroutine[Any, Any, T]) -> T:
-    """Let a submit be answered even for a client that is gone: only the answer has the id that a cancel needs."""
+    """Let a submit be answered even for a client that is gone: only the answer has the id that a
+    cancel needs.
+    """
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""One connection of a client: uvicorn's, which also notices a hang-up behind early bytes and refuses in JSON.
+"""One connection of a client: uvicorn's, which also notices a hang-up behind early bytes and
+refuses in JSON.
 
-The library stops reading a socket once bytes of a next request wait for the end of the present one, and so would never
-see the client go. Line ends behind a body, and clients that pipeline, are enough for that. Nor does it bound how slowly
-headers may come: a byte now and then would hold a connection for ever.
-Source: docs/reference/chat_front.md, "Connections", "Waiting" and "Errors".
+The library stops reading a socket once bytes of a next request wait for the end of the present one,
+and so would never see the client go. Line ends behind a body, and clients that pipeline, are enough
+for that. Nor does it bound how slowly headers may come: a byte now and then would hold a connection
+for ever. Source: docs/reference/chat_front.md, "Connections", "Waiting" and "Errors".
 """
 
 import asyncio
@@ -21,16 +22,24 @@ from horde.oai.errors import ErrorAnswer
 MAX_EARLY_BYTES: Final = 64 * 1024  # of next requests, while one is served
 MAX_SMALL_PIECES: Final = 4096  # of a body, while they hold less than the following on average
 SMALL_PIECE_BYTES: Final = 32
-HEAD_SECONDS: Final = 20.0  # for whole headers, and for what a client still sends of a body that was answered
-_INVALID: Final = ErrorAnswer(status=400, code="invalid_http", message="This is not a valid HTTP request.")
-_INCOMPLETE: Final = ErrorAnswer(
-    status=400, code="incomplete_headers", message="The headers of the request did not arrive in time."
+# For whole headers, and for what a client still sends of a body that was answered.
+HEAD_SECONDS: Final = 20.0
+_INVALID: Final = ErrorAnswer(
+    status=400, code="invalid_http", message="This is not a valid HTTP request."
 )
-_WHOLE: Final = frozenset({h11.DONE, h11.MUST_CLOSE})  # states of a client that has sent its request
+_INCOMPLETE: Final = ErrorAnswer(
+    status=400,
+    code="incomplete_headers",
+    message="The headers of the request did not arrive in time.",
+)
+# States of a client that has sent its request.
+_WHOLE: Final = frozenset({h11.DONE, h11.MUST_CLOSE})
 
 
 class _StrictReader(h11.Connection):
-    """Refuses what costs far more to read than to send, and a body of two lengths, which a proxy may read differently."""
+    """Refuses what costs far more to read than to send, and a body of two lengths, which a proxy
+    may read differently.
+    """
 
     _pieces = _bytes = 0  # of the present body
 
@@ -53,7 +62,8 @@ class FrontConnection(H11Protocol):
 
     _early = b""
     _timer: asyncio.TimerHandle | None = None  # runs while the client owes something
-    _owed: object = None  # its state meanwhile: headers, or the rest of a body that nobody reads any more
+    # Its state meanwhile: headers, or the rest of a body that nobody reads any more.
+    _owed: object = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for a request."""
@@ -67,7 +77,9 @@ class FrontConnection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes; those behind a request that is still served wait here, and the socket goes on being read."""
+        """Take bytes; those behind a request that is still served wait here, and the socket goes on
+        being read.
+        """
         if not self._is_serving_a_whole_request():
             super().data_received(data)
             self._hold_to_time()
@@ -81,17 +93,21 @@ class FrontConnection(H11Protocol):
         super().on_response_complete()
         if self.conn.their_state is h11.SEND_BODY:
             self._hold_to_time()
-        early, self._early = self._early.lstrip(b"\r\n"), b""  # blank lines before a request mean nothing
+        # Blank lines before a request mean nothing.
+        early, self._early = self._early.lstrip(b"\r\n"), b""
         if early and not self.transport.is_closing():
             self.data_received(early)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what cannot be read as HTTP; `msg` is the library's word for it, which is in its log."""
+        """Refuse what cannot be read as HTTP; `msg` is the library's word for it, which is in its
+        log.
+        """
         self._refuse(_INVALID)
 
     def _refuse(self, error: ErrorAnswer) -> None:
         metrics.oai_errors.add(1, {"code": error.code, "phase": "request"})
-        if self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:  # else an answer is out, or on its way
+        # Else an answer is out, or on its way.
+        if self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
             body = json.dumps(error.build_body(), separators=(",", ":")).encode()
             headers = [
                 (b"content-type", b"application/json"),
@@ -99,17 +115,23 @@ class FrontConnection(H11Protocol):
                 (b"x-request-id", f"req_{uuid4().hex}".encode()),
                 (b"connection", b"close"),
             ]
-            response = h11.Response(status_code=error.status, headers=headers, reason=b"Bad Request")
+            response = h11.Response(
+                status_code=error.status, headers=headers, reason=b"Bad Request"
+            )
             for event in (response, h11.Data(data=body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
 
     def _is_serving_a_whole_request(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete and self.conn.their_state in _WHOLE
+        return (
+            self.cycle is not None
+            and not self.cycle.response_complete
+            and self.conn.their_state in _WHOLE
+        )
 
     def _hold_to_time(self) -> None:
-        """Bound the time for what the client owes now; bytes of it that come give it no more. Silence alone between two
-        requests is the library's to end."""
+        """Bound the time for what the client owes now; bytes of it that come give it no more.
+        Silence alone between two requests is the library's to end."""
         theirs = self.conn.their_state
         is_answered = self.cycle is not None and self.cycle.response_complete
         owes = theirs is h11.IDLE or (theirs is h11.SEND_BODY and is_answered)
@@ -120,7 +142,10 @@ class FrontConnection(H11Protocol):
             return
         if self._timer is not None:
             self._timer.cancel()
-        self._owed, self._timer = owed, None if owed is None else self.loop.call_later(HEAD_SECONDS, self._lose_patience)
+        self._owed, self._timer = (
+            owed,
+            None if owed is None else self.loop.call_later(HEAD_SECONDS, self._lose_patience),
+        )
 
     def _lose_patience(self) -> None:
         """End the connection; with a word, if the client had begun to ask."""

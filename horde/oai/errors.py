@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """How a completion fails, and the error each failure is answered with.
 
-Failures are raised where the fact is known, without HTTP; `horde.oai.app` turns them into answers with the tables here.
-Source: docs/reference/chat_front.md, "Errors".
+Failures are raised where the fact is known, without HTTP; `horde.oai.app` turns them into answers
+with the tables here. Source: docs/reference/chat_front.md, "Errors".
 """
 
 import re
@@ -20,7 +20,13 @@ MAINTENANCE_RETRY_SECONDS: Final = 60
 MAX_PARAM_CHARACTERS: Final = 256  # a refused key may be megabytes long; the answer is not
 
 _TYPES_BY_STATUS: Final[Mapping[int, str]] = MappingProxyType(
-    {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error", 504: "timeout_error"}
+    {
+        401: "authentication_error",
+        403: "permission_error",
+        404: "not_found_error",
+        429: "rate_limit_error",
+        504: "timeout_error",
+    }
 )
 
 
@@ -42,7 +48,9 @@ class WaitFailure(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorAnswer:
-    """An error as clients get it, in a response or in a stream. `headers` are those that belong to the error."""
+    """An error as clients get it, in a response or in a stream. `headers` are those that belong to
+    the error.
+    """
 
     status: int
     code: str
@@ -53,18 +61,29 @@ class ErrorAnswer:
 
     def build_body(self) -> JsonObject:
         """`{"error": {message, type, param, code}}`, with `metadata` when there is some."""
-        kind = _TYPES_BY_STATUS.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
-        error: JsonObject = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        kind = _TYPES_BY_STATUS.get(
+            self.status, "server_error" if self.status >= 500 else "invalid_request_error"
+        )
+        error: JsonObject = {
+            "message": self.message,
+            "type": kind,
+            "param": self.param,
+            "code": self.code,
+        }
         if self.metadata:
             error["metadata"] = dict(self.metadata)
         return {"error": error}
 
 
 def build_defect(request_id: str | None) -> ErrorAnswer:
-    """500 of a defect in the front; once there is a native request, another try would queue, and be charged, again."""
+    """500 of a defect in the front; once there is a native request, another try would queue, and be
+    charged, again.
+    """
     metadata, headers = ({}, {}) if request_id is None else ({"request_id": request_id}, NO_RETRY)
     message = "The front failed to serve this request."
-    return ErrorAnswer(status=500, code="internal_error", message=message, metadata=metadata, headers=headers)
+    return ErrorAnswer(
+        status=500, code="internal_error", message=message, metadata=metadata, headers=headers
+    )
 
 
 class FrontFailure(Exception):
@@ -90,7 +109,9 @@ class RequestRefused(FrontFailure):
 
 
 class NativeRefused(FrontFailure):
-    """A definite refusal of the native API. `body` is its JSON object, `rate_limits` are headers for the client."""
+    """A definite refusal of the native API. `body` is its JSON object, `rate_limits` are headers
+    for the client.
+    """
 
     def __init__(
         self,
@@ -100,7 +121,12 @@ class NativeRefused(FrontFailure):
         rate_limits: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(f"native {status}")
-        self.status, self.body, self.retry_after, self.rate_limits = status, body, retry_after, rate_limits or {}
+        self.status, self.body, self.retry_after, self.rate_limits = (
+            status,
+            body,
+            retry_after,
+            rate_limits or {},
+        )
 
     @property
     def rc(self) -> str | None:
@@ -133,12 +159,15 @@ class WaitDetails:
 class WaitFailed(FrontFailure):
     """A queued request that gives no completion."""
 
-    def __init__(self, kind: WaitFailure, request_id: str, details: WaitDetails | None = None) -> None:
+    def __init__(
+        self, kind: WaitFailure, request_id: str, details: WaitDetails | None = None
+    ) -> None:
         super().__init__(kind.value)
         self.kind, self.request_id, self.details = kind, request_id, details or WaitDetails()
 
 
-# --- refusals of the shared validation --------------------------------------------------------------------------------
+# --- refusals of the shared validation
+# --------------------------------------------------------------------------------
 
 _KINDS: Final[Mapping[RefusalKind, str]] = MappingProxyType(
     {
@@ -169,7 +198,8 @@ def shorten_param(param: str) -> str:
     return param if len(param) <= MAX_PARAM_CHARACTERS else f"{param[:MAX_PARAM_CHARACTERS]}…"
 
 
-# --- refusals of the native API ---------------------------------------------------------------------------------------
+# --- refusals of the native API
+# ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +216,9 @@ _ROWS: Final[Mapping[str, _Row]] = MappingProxyType(
     {
         ReturnCode.INVALID_API_KEY: _Row(401, "invalid_api_key"),
         "SharedKeyInvalid": _Row(401, "invalid_api_key"),
-        ReturnCode.OPERATION_KEY_CONFLICT: _Row(400, "operation_key_conflict", "horde.operation_key"),
+        ReturnCode.OPERATION_KEY_CONFLICT: _Row(
+            400, "operation_key_conflict", "horde.operation_key"
+        ),
         ReturnCode.PROMPT_EXCEEDS_CONTEXT: _Row(400, "context_length_exceeded", "messages"),
         "InvalidPromptSize": _Row(400, "context_length_exceeded", "messages"),
         ReturnCode.TOKEN_OVERFLOW: _Row(400, "context_length_exceeded", "max_tokens"),
@@ -216,18 +248,30 @@ _ROWS: Final[Mapping[str, _Row]] = MappingProxyType(
     }
 )
 _PARAMS_BY_NATIVE_NAME: Final[Mapping[str, str]] = MappingProxyType(
-    {"max_length": "max_tokens", "stop_sequence": "stop", "max_context_length": "horde.max_context_length"}
+    {
+        "max_length": "max_tokens",
+        "stop_sequence": "stop",
+        "max_context_length": "horde.max_context_length",
+    }
 )
 _QUOTED_PATH: Final = re.compile(r"'([^']+)'")
 _HISTORY_PATH: Final = re.compile(r"(messages(?:\[\d+\])?(?:\.\w+)?): ")
-_CONFLICTING_KEYS: Final = ("tool_choice", "parallel_tool_calls", "horde.only", "max_tokens", "models")
+_CONFLICTING_KEYS: Final = (
+    "tool_choice",
+    "parallel_tool_calls",
+    "horde.only",
+    "max_tokens",
+    "models",
+)
 _LIMIT_WORDS: Final = "' may "
 _RETRIED_STATUSES: Final = frozenset({408, 409})  # the SDKs take them for something that passes
 _WORD_START: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
 def build_native_refusal(refused: NativeRefused) -> ErrorAnswer:
-    """The answer to a definite refusal of the native API; `max_tokens` stands for either of its names."""
+    """The answer to a definite refusal of the native API; `max_tokens` stands for either of its
+    names.
+    """
     metadata: dict[str, object] = {} if refused.rc is None else {"rc": refused.rc}
     row, message = _find_row(refused)
     headers = dict(row.headers)
@@ -236,7 +280,14 @@ def build_native_refusal(refused: NativeRefused) -> ErrorAnswer:
     elif refused.rc == ReturnCode.MAINTENANCE_MODE:
         headers["Retry-After"] = str(MAINTENANCE_RETRY_SECONDS)
     param = None if row.param is None else shorten_param(row.param)
-    return ErrorAnswer(status=row.status, code=row.code, message=message, param=param, metadata=metadata, headers=headers)
+    return ErrorAnswer(
+        status=row.status,
+        code=row.code,
+        message=message,
+        param=param,
+        metadata=metadata,
+        headers=headers,
+    )
 
 
 def _find_row(refused: NativeRefused) -> tuple[_Row, str]:
@@ -244,7 +295,9 @@ def _find_row(refused: NativeRefused) -> tuple[_Row, str]:
     errors = refused.body.get("errors")
     if isinstance(errors, Mapping) and errors:
         path, text = next(iter(errors.items()))
-        return _Row(400, "invalid_value", _get_param_of_native_path(str(path))), f"{message}: {text}"
+        return _Row(
+            400, "invalid_value", _get_param_of_native_path(str(path))
+        ), f"{message}: {text}"
     if rc is not None and rc in _ROWS:
         return _ROWS[rc], message
     found = _find_row_by_message(rc, message)
@@ -254,7 +307,9 @@ def _find_row(refused: NativeRefused) -> tuple[_Row, str]:
         found = _Row(429, "rate_limit_exceeded")
     if found is None and refused.status == 401:
         found = _Row(401, "invalid_api_key")
-    return found or _Row(refused.status, build_snake_case(rc) if rc else "upstream_refused"), message
+    return found or _Row(
+        refused.status, build_snake_case(rc) if rc else "upstream_refused"
+    ), message
 
 
 def _find_row_by_message(rc: str | None, message: str) -> _Row | None:
@@ -288,7 +343,9 @@ def _find_unsupported_row(message: str, path: str | None) -> _Row:
         return _Row(400, "invalid_value", history.group(1))
     if path is not None and "=" in path:
         return _Row(400, "unsupported_value", path.partition("=")[0])
-    return _Row(400, "unsupported_value" if _LIMIT_WORDS in message else "unsupported_parameter", path)
+    return _Row(
+        400, "unsupported_value" if _LIMIT_WORDS in message else "unsupported_parameter", path
+    )
 
 
 def _get_param_of_native_path(path: str) -> str:
@@ -302,20 +359,26 @@ def build_snake_case(rc: str) -> str:
     return _WORD_START.sub("_", rc).lower()
 
 
-# --- failures of a queued request -------------------------------------------------------------------------------------
+# --- failures of a queued request
+# -------------------------------------------------------------------------------------
 
 LENGTH_LIMITS: Final = frozenset({"max_length", "max_context_length"})
 
 
 def build_gap_message(reason: Mapping[str, Any]) -> str:
     """What no online worker serving the model offers, as one clause."""
-    missing, exceeded = list_names(reason, "missing_declarations"), list_names(reason, "exceeded_limits")
+    missing, exceeded = (
+        list_names(reason, "missing_declarations"),
+        list_names(reason, "exceeded_limits"),
+    )
     clauses = []
     if missing:
         clauses.append(f"no online worker serving the model declares {', '.join(missing)}")
     if exceeded:
         limit = "limit" if len(exceeded) == 1 else "limits"
-        clauses.append(f"it exceeds the {limit} {', '.join(exceeded)} of every online worker serving the model")
+        clauses.append(
+            f"it exceeds the {limit} {', '.join(exceeded)} of every online worker serving the model"
+        )
     return " and ".join(clauses) or "no online worker serving the model accepts it"
 
 
@@ -325,10 +388,23 @@ def list_names(reason: Mapping[str, Any], key: str) -> list[str]:
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
-def build_gap_answer(reason: Mapping[str, Any], message: str, metadata: Mapping[str, object]) -> ErrorAnswer:
+def build_gap_answer(
+    reason: Mapping[str, Any], message: str, metadata: Mapping[str, object]
+) -> ErrorAnswer:
     """404 for what no worker offers; 400 when the request is only too long for all of them."""
-    missing, exceeded = list_names(reason, "missing_declarations"), list_names(reason, "exceeded_limits")
+    missing, exceeded = (
+        list_names(reason, "missing_declarations"),
+        list_names(reason, "exceeded_limits"),
+    )
     if exceeded and not missing and LENGTH_LIMITS.issuperset(exceeded):
         param = "messages" if "max_context_length" in exceeded else "max_tokens"
-        return ErrorAnswer(status=400, code="context_length_exceeded", message=message, param=param, metadata=metadata)
-    return ErrorAnswer(status=404, code="no_worker_supports_features", message=message, metadata=metadata)
+        return ErrorAnswer(
+            status=400,
+            code="context_length_exceeded",
+            message=message,
+            param=param,
+            metadata=metadata,
+        )
+    return ErrorAnswer(
+        status=404, code="no_worker_supports_features", message=message, metadata=metadata
+    )

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """Calls to one origin over kept connections: whole answers in, whole answers out.
 
-A thin cover over aiohttp, so that its errors and types stay here. It is what horde_sdk brings along, and its calls cost a
-fraction of httpx's, which for a thousand open streams were most of what the front did.
+A thin cover over aiohttp, so that its errors and types stay here. It is what horde_sdk brings
+along, and its calls cost a fraction of httpx's, which for a thousand open streams were most of what
+the front did.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,8 @@ import aiohttp
 
 CONNECT_SECONDS: Final = 5.0
 IDLE_SECONDS: Final = 5.0  # the API closes its side after 15
-MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024  # far more than any answer; a server gone wrong shall not fill the memory
+# Far more than any answer; a server gone wrong shall not fill the memory.
+MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
 USER_AGENT: Final = "aihorde-oai-front"
 
 type HeaderPairs = Sequence[tuple[bytes, bytes]]
@@ -35,27 +37,38 @@ class HttpAnswer:
 class HttpClient:
     """Calls of one loop to one origin, `connections` of them at once; further ones wait their turn.
 
-    `base_url` is http or https, and may have a path. Redirects are answers, and no proxy of the environment is heeded.
+    `base_url` is http or https, and may have a path. Redirects are answers, and no proxy of the
+    environment is heeded.
     """
 
     def __init__(self, base_url: str, connections: int) -> None:
         self._base_url, self._connections = base_url.rstrip("/"), connections
-        self._session: aiohttp.ClientSession | None = None  # made by the first call, since it belongs to a running loop
+        # Made by the first call, since it belongs to a running loop.
+        self._session: aiohttp.ClientSession | None = None
 
-    async def call(self, method: str, path: str, headers: HeaderPairs, content: bytes = b"") -> HttpAnswer:
-        """One call. Raises HttpFailure. Bound it with `asyncio.timeout`: a call that is cut short loses its connection.
+    async def call(
+        self, method: str, path: str, headers: HeaderPairs, content: bytes = b""
+    ) -> HttpAnswer:
+        """One call. Raises HttpFailure. Bound it with `asyncio.timeout`: a call that is cut short
+        loses its connection.
 
-        A call without content is sent a second time when the server had closed the connection that was kept.
+        A call without content is sent a second time when the server had closed the connection that
+        was kept.
         """
         sent = [(name.decode("latin-1"), _decode(value)) for name, value in headers]
         try:
             async with self._require_session().request(
-                method, f"{self._base_url}{path}", headers=sent, data=content or None, allow_redirects=False
+                method,
+                f"{self._base_url}{path}",
+                headers=sent,
+                data=content or None,
+                allow_redirects=False,
             ) as response:
                 body = await _read_whole(response)
                 answered = {name.lower(): value for name, value in response.headers.items()}
                 return HttpAnswer(response.status, answered, body)
-        except (aiohttp.ClientError, OSError, ValueError) as error:  # ValueError: a header that would be two
+        # ValueError: a header that would be two.
+        except (aiohttp.ClientError, OSError, ValueError) as error:
             raise HttpFailure(type(error).__name__) from None
 
     async def close(self) -> None:
@@ -81,7 +94,9 @@ class HttpClient:
 
 
 def _decode(value: bytes) -> str:
-    """The text that the library, which writes UTF-8, sends as these bytes; latin-1 becomes UTF-8."""
+    """The text that the library, which writes UTF-8, sends as these bytes; latin-1 becomes
+    UTF-8.
+    """
     try:
         return value.decode()
     except UnicodeDecodeError:

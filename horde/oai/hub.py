@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """Signals and progress of every open request of a process, from Redis, over few connections.
 
-One connection hears the completion signals of all requests. Progress streams are read in groups: one blocking read of a
-group waits for all its streams, so a thousand streams take some thirty connections and no polling. Redis may be away at
-any time; whoever waits is told, and goes on by polling.
-Source: docs/explanation/streaming.md.
+One connection hears the completion signals of all requests. Progress streams are read in groups:
+one blocking read of a group waits for all its streams, so a thousand streams take some thirty
+connections and no polling. Redis may be away at any time; whoever waits is told, and goes on by
+polling. Source: docs/explanation/streaming.md.
 """
 
 import asyncio
@@ -27,9 +27,11 @@ from horde.oai.signals import ChatNotice, NoticeKind, ProgressEntry
 logger = get_logger(__name__)
 
 CHANNEL_PREFIX: Final = "horde:chat:"
-STREAMS_PER_READ: Final = 32  # each post costs one read of its group, and each read looks at the whole group
+# Each post costs one read of its group, and each read looks at the whole group.
+STREAMS_PER_READ: Final = 32
 ENTRIES_PER_READ: Final = 32
-MAX_WAITING_ENTRIES: Final = 64  # of a reader that does not keep up; its stream is left alone until it has taken them
+# Of a reader that does not keep up; its stream is left alone until it has taken them.
+MAX_WAITING_ENTRIES: Final = 64
 MAX_WAITING_CHARACTERS: Final = 64 * 1024
 MAX_WAITING_NOTICES: Final = 16
 
@@ -43,11 +45,15 @@ BLOCK_SECONDS: Final = 5.0
 UNNUDGED_BLOCK_SECONDS: Final = 0.1  # where a blocked read cannot be ended from outside
 NUDGE_RETRY_SECONDS: Final = 0.001
 
-_OUTCOMES: Final = frozenset({NoticeKind.GENERATION, NoticeKind.DONE, NoticeKind.CANCELLED, NoticeKind.FAULTED})
+_OUTCOMES: Final = frozenset(
+    {NoticeKind.GENERATION, NoticeKind.DONE, NoticeKind.CANCELLED, NoticeKind.FAULTED}
+)
 
 
 class RedisHub:
-    """The subscriptions of one process and one loop. `url` names the database of the chat streams."""
+    """The subscriptions of one process and one loop. `url` names the database of the chat
+    streams.
+    """
 
     def __init__(self, url: str) -> None:
         # RESP2: subscriptions then answer in the order of what was sent.
@@ -85,7 +91,9 @@ class RedisHub:
         return True
 
     @contextlib.asynccontextmanager
-    async def subscribe(self, request_id: str, *, with_progress: bool) -> AsyncIterator["RedisSubscription"]:
+    async def subscribe(
+        self, request_id: str, *, with_progress: bool
+    ) -> AsyncIterator["RedisSubscription"]:
         """One request's subscription; entered once it is confirmed, or after a second without."""
         subscription = RedisSubscription(request_id)
         group = self._join_group(subscription) if with_progress else None
@@ -98,7 +106,9 @@ class RedisHub:
             await self._signals.remove(subscription)
 
     def _join_group(self, subscription: "RedisSubscription") -> "_StreamGroup":
-        """The fullest group with room, so that groups empty out; one stream stands in a group once."""
+        """The fullest group with room, so that groups empty out; one stream stands in a group
+        once.
+        """
         rooms = [group for group in self._groups if group.has_room_for(subscription)]
         group = max(rooms, key=len, default=None)
         if group is None:
@@ -166,7 +176,9 @@ class RedisSubscription:
         self.packed_last_id = pack_word(last_id)
         self._entries += entries
         self._characters += sum(len(entry.content) + len(entry.reasoning) for entry in entries)
-        self.is_full = len(self._entries) >= MAX_WAITING_ENTRIES or self._characters >= MAX_WAITING_CHARACTERS
+        self.is_full = (
+            len(self._entries) >= MAX_WAITING_ENTRIES or self._characters >= MAX_WAITING_CHARACTERS
+        )
         self._bell.wake()
 
     def set_healthy(self, *, is_healthy: bool, is_news: bool) -> None:
@@ -218,7 +230,8 @@ class _Signals:
         self._pool = pool
         self._by_channel: dict[str, set[RedisSubscription]] = {}
         self._confirmed: set[str] = set()  # channels heard by the present connection
-        self._entering: dict[RedisSubscription, asyncio.Event] = {}  # those that wait to be confirmed
+        # Those that wait to be confirmed.
+        self._entering: dict[RedisSubscription, asyncio.Event] = {}
         self._connection: AbstractConnection | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -247,7 +260,9 @@ class _Signals:
                     await self._send("SUBSCRIBE", channel)
                 await confirmed.wait()
         except TimeoutError:
-            logger.warning("horde.oai.subscription_unconfirmed", extra={"native_id": subscription.request_id})
+            logger.warning(
+                "horde.oai.subscription_unconfirmed", extra={"native_id": subscription.request_id}
+            )
         finally:
             del self._entering[subscription]
 
@@ -288,7 +303,9 @@ class _Signals:
                 await self._listen(connection)
             except Exception as error:  # noqa: BLE001  whatever it was: a listener that ends leaves every request deaf
                 if not was_lost:  # once, not every second
-                    logger.warning("horde.oai.signals_lost", extra={"error_class": type(error).__name__})
+                    logger.warning(
+                        "horde.oai.signals_lost", extra={"error_class": type(error).__name__}
+                    )
                 was_lost = True
             finally:
                 self._note_lost()
@@ -308,7 +325,9 @@ class _Signals:
             yield from members
 
     async def _listen(self, connection: AbstractConnection) -> None:
-        """Hand out messages until the connection breaks. A silent one is asked, since a dead host says nothing."""
+        """Hand out messages until the connection breaks. A silent one is asked, since a dead host
+        says nothing.
+        """
         while True:
             message = await connection.read_response(timeout=PING_SECONDS)
             if message is None:
@@ -319,7 +338,9 @@ class _Signals:
             self._take(message)
 
     def _take(self, message: Sequence[Any]) -> None:
-        kind, *words = (word.decode("utf-8", "replace") if isinstance(word, bytes) else word for word in message)
+        kind, *words = (
+            word.decode("utf-8", "replace") if isinstance(word, bytes) else word for word in message
+        )
         if kind == "subscribe":
             self._confirm(words[0])
         elif kind == "message":
@@ -351,7 +372,11 @@ def parse_notice(text: str) -> ChatNotice | None:
     if not isinstance(event, str) or event not in _OUTCOMES:
         return None
     reason, rc = body.get("fault_reason"), body.get("fault_rc")
-    return ChatNotice(NoticeKind(event), reason if isinstance(reason, str) else None, rc if isinstance(rc, str) else None)
+    return ChatNotice(
+        NoticeKind(event),
+        reason if isinstance(reason, str) else None,
+        rc if isinstance(rc, str) else None,
+    )
 
 
 class _StreamGroup:
@@ -360,9 +385,11 @@ class _StreamGroup:
     def __init__(self, pool: ConnectionPool, client: Redis) -> None:
         self._pool, self._client = pool, client
         self._members: dict[bytes, RedisSubscription] = {}
-        self._changed = asyncio.Event()  # there may be something to read for that the running read does not ask for
+        # There may be something to read for that the running read does not ask for.
+        self._changed = asyncio.Event()
         self._is_blocked = False
-        self._connection_id: int | None = None  # by which the server knows it; None when it does not tell
+        # By which the server knows it; None when it does not tell.
+        self._connection_id: int | None = None
         self._nudging: asyncio.Task[None] | None = None
         self._task = asyncio.create_task(self._run())
 
@@ -371,7 +398,9 @@ class _StreamGroup:
 
     def has_room_for(self, subscription: RedisSubscription) -> bool:
         """Whether one more stream may be read here."""
-        return len(self._members) < STREAMS_PER_READ and subscription.stream_key not in self._members
+        return (
+            len(self._members) < STREAMS_PER_READ and subscription.stream_key not in self._members
+        )
 
     def add(self, subscription: RedisSubscription) -> None:
         """Read a stream from its beginning on."""
@@ -387,7 +416,11 @@ class _StreamGroup:
     def look_again(self) -> None:
         """Begin a new read now, since there is more to read for."""
         self._changed.set()
-        if self._is_blocked and self._connection_id is not None and (self._nudging is None or self._nudging.done()):
+        if (
+            self._is_blocked
+            and self._connection_id is not None
+            and (self._nudging is None or self._nudging.done())
+        ):
             self._nudging = asyncio.create_task(self._nudge(self._connection_id))
 
     async def stop(self) -> None:
@@ -401,7 +434,9 @@ class _StreamGroup:
         self._task.cancel()
 
     async def _nudge(self, connection_id: int) -> None:
-        """End the blocked read. It may have been sent and not have arrived yet, hence again and again."""
+        """End the blocked read. It may have been sent and not have arrived yet, hence again and
+        again.
+        """
         try:
             async with asyncio.timeout(REPLY_SECONDS):
                 while self._is_blocked and self._changed.is_set():
@@ -427,7 +462,9 @@ class _StreamGroup:
             except Exception as error:  # noqa: BLE001  whatever it was: a reader that ends takes its streams with it
                 failures += 1
                 if failures == 2:  # an idle connection may have been closed at any time
-                    logger.warning("horde.oai.progress_lost", extra={"error_class": type(error).__name__})
+                    logger.warning(
+                        "horde.oai.progress_lost", extra={"error_class": type(error).__name__}
+                    )
             finally:
                 self._is_blocked = False
                 await _disconnect(connection)
@@ -451,7 +488,9 @@ class _StreamGroup:
         for key, found in answer or ():
             member = self._members.get(key)
             if member is not None and member in asked:
-                member.put_entries(found[-1][0], [parse_progress_entry(fields) for _, fields in found])
+                member.put_entries(
+                    found[-1][0], [parse_progress_entry(fields) for _, fields in found]
+                )
 
 
 async def _ask_connection_id(connection: AbstractConnection) -> int | None:
@@ -469,8 +508,17 @@ def pack_word(word: bytes) -> bytes:
 
 
 def build_read_command(block_milliseconds: int, asked: Sequence[RedisSubscription]) -> bytes:
-    """The bytes of a blocking read. One is sent for each post, where packing it from words would cost the most of all."""
-    words = (b"XREAD", b"COUNT", b"%d" % ENTRIES_PER_READ, b"BLOCK", b"%d" % block_milliseconds, b"STREAMS")
+    """The bytes of a blocking read. One is sent for each post, where packing it from words would
+    cost the most of all.
+    """
+    words = (
+        b"XREAD",
+        b"COUNT",
+        b"%d" % ENTRIES_PER_READ,
+        b"BLOCK",
+        b"%d" % block_milliseconds,
+        b"STREAMS",
+    )
     parts = [b"*%d\r\n" % (len(words) + 2 * len(asked)), *map(pack_word, words)]
     parts += [member.packed_key for member in asked]
     parts += [member.packed_last_id for member in asked]

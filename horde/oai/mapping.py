@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""From what the native API says to OpenAI's objects: completions, their usage, and model cards. Pure.
+"""From what the native API says to OpenAI's objects: completions, their usage, and model cards.
+Pure.
 
 Source: docs/reference/chat_front.md, "Completion" and "Models".
 """
@@ -44,7 +45,9 @@ class CompletionFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletedReply:
-    """A stored reply and its request, as OpenAI's fields need them; a count of None was not reported."""
+    """A stored reply and its request, as OpenAI's fields need them; a count of None was not
+    reported.
+    """
 
     content: str | None
     reasoning: str | None
@@ -149,7 +152,11 @@ def build_message(facts: CompletionFacts, reply: CompletedReply) -> JsonObject:
 
 def build_usage(facts: CompletionFacts, reply: CompletedReply) -> JsonObject:
     """Tokens: the worker's counts, and an estimate for each that it did not report."""
-    prompt_tokens = _estimate_prompt_tokens(facts, reply) if reply.prompt_tokens is None else reply.prompt_tokens
+    prompt_tokens = (
+        _estimate_prompt_tokens(facts, reply)
+        if reply.prompt_tokens is None
+        else reply.prompt_tokens
+    )
     completion_tokens = reply.completion_tokens
     if completion_tokens is None:
         completion_tokens = -(-_count_reply_characters(reply) // CHARACTERS_PER_COMPLETION_TOKEN)
@@ -171,13 +178,19 @@ def is_usage_estimated(reply: CompletedReply) -> bool:
 def _estimate_prompt_tokens(facts: CompletionFacts, reply: CompletedReply) -> int:
     """The estimate of what was sent, or of what was left of it when old turns were dropped."""
     reason = ChatContextAdjustmentReason.TRUNCATE_OLDEST
-    kept = [entry.get("to") for entry in reply.context_adjustments or () if entry.get("reason") == reason]
+    kept = [
+        entry.get("to")
+        for entry in reply.context_adjustments or ()
+        if entry.get("reason") == reason
+    ]
     return kept[-1] if kept and isinstance(kept[-1], int) else facts.estimated_prompt_tokens
 
 
 def _count_reply_characters(reply: CompletedReply) -> int:
     calls = [call.get("function") or {} for call in reply.tool_calls]
-    called = sum(len(function.get("name") or "") + len(function.get("arguments") or "") for function in calls)
+    called = sum(
+        len(function.get("name") or "") + len(function.get("arguments") or "") for function in calls
+    )
     return len(reply.content or "") + len(reply.reasoning or "") + called
 
 
@@ -200,13 +213,21 @@ def build_x_horde(_facts: CompletionFacts, reply: CompletedReply) -> JsonObject:
 @lru_cache(maxsize=4096)  # a chunk has one
 def build_system_fingerprint(worker_id: str, model: str) -> str:
     """Changes exactly when the worker or the model that wrote the text does."""
-    digest = hashlib.sha256(f"{worker_id.lower()}:{model}".encode("utf-8", "surrogatepass")).hexdigest()
+    digest = hashlib.sha256(
+        f"{worker_id.lower()}:{model}".encode("utf-8", "surrogatepass")
+    ).hexdigest()
     return f"fp_{digest[:_FINGERPRINT_DIGITS]}"
 
 
-def build_dry_run_completion(quote: Mapping[str, Any], *, completion_id: str, created: int, model: str) -> JsonObject:
-    """The answer to `horde.dry_run`: a completion without choices, so that nobody takes a quote for text."""
-    resolved = {key: value for key, value in _get_mapping(quote, "resolved").items() if key != "prompt"}
+def build_dry_run_completion(
+    quote: Mapping[str, Any], *, completion_id: str, created: int, model: str
+) -> JsonObject:
+    """The answer to `horde.dry_run`: a completion without choices, so that nobody takes a quote for
+    text.
+    """
+    resolved = {
+        key: value for key, value in _get_mapping(quote, "resolved").items() if key != "prompt"
+    }
     prompt_tokens = resolved.get("estimated_prompt_tokens") or 0
     return {
         "id": completion_id,
@@ -214,7 +235,11 @@ def build_dry_run_completion(quote: Mapping[str, Any], *, completion_id: str, cr
         "created": created,
         "model": model,
         "choices": [],
-        "usage": {"prompt_tokens": prompt_tokens, "completion_tokens": 0, "total_tokens": prompt_tokens},
+        "usage": {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": 0,
+            "total_tokens": prompt_tokens,
+        },
         "system_fingerprint": None,
         "x_horde": {
             "request_id": None,
@@ -230,7 +255,8 @@ def build_dry_run_completion(quote: Mapping[str, Any], *, completion_id: str, cr
     }
 
 
-# --- models -----------------------------------------------------------------------------------------------------------
+# --- models
+# -----------------------------------------------------------------------------------------------------------
 
 _ALWAYS: Final = frozenset[str]()
 _SUPPORTED_PARAMETERS: Final[tuple[tuple[tuple[str, ...], frozenset[str]], ...]] = (
@@ -242,11 +268,20 @@ _SUPPORTED_PARAMETERS: Final[tuple[tuple[tuple[str, ...], frozenset[str]], ...]]
     (
         ("tools", "parallel_tool_calls"),
         # Either guarantee presupposes tools.
-        frozenset({ChatFeature.TOOLS, ChatGuarantee.TOOL_CHOICE_ENFORCED, ChatGuarantee.SINGLE_TOOL_CALL_ENFORCED}),
+        frozenset(
+            {
+                ChatFeature.TOOLS,
+                ChatGuarantee.TOOL_CHOICE_ENFORCED,
+                ChatGuarantee.SINGLE_TOOL_CALL_ENFORCED,
+            }
+        ),
     ),
     (("tool_choice",), frozenset({ChatGuarantee.TOOL_CHOICE_ENFORCED})),
     (("response_format",), _ALWAYS),  # plain text is one, and every worker serves it
-    (("structured_outputs",), frozenset({ChatFeature.JSON_SCHEMA, ChatGuarantee.STRUCTURED_OUTPUT_ENFORCED})),
+    (
+        ("structured_outputs",),
+        frozenset({ChatFeature.JSON_SCHEMA, ChatGuarantee.STRUCTURED_OUTPUT_ENFORCED}),
+    ),
 )
 """Entries in their order, with the features of which any one is enough; an empty set is always there."""
 
@@ -258,7 +293,8 @@ _INPUTS: Final[Mapping[bool, tuple[str, tuple[str, ...]]]] = MappingProxyType(
 def build_model_card(entry: Mapping[str, Any]) -> JsonObject:
     """OpenAI's model object with OpenRouter's extensions, from one entry of the native list.
 
-    It joins what different workers declare: each limit and parameter is offered by one of them at least.
+    It joins what different workers declare: each limit and parameter is offered by one of them at
+    least.
     """
     chat = _get_mapping(entry, "chat")
     features = frozenset(chat.get("features") or ())
@@ -269,7 +305,11 @@ def build_model_card(entry: Mapping[str, Any]) -> JsonObject:
         "created": chat.get("created") or 0,
         "owned_by": MODEL_OWNER,
         "context_length": chat.get("max_context_length"),
-        "architecture": {"modality": modality, "input_modalities": list(inputs), "output_modalities": ["text"]},
+        "architecture": {
+            "modality": modality,
+            "input_modalities": list(inputs),
+            "output_modalities": ["text"],
+        },
         "top_provider": {
             "context_length": chat.get("max_context_length"),
             "max_completion_tokens": chat.get("max_length"),
@@ -281,7 +321,12 @@ def build_model_card(entry: Mapping[str, Any]) -> JsonObject:
 
 def list_supported_parameters(features: frozenset[str]) -> list[str]:
     """The request keys that at least one worker with these features and guarantees honours."""
-    return [name for names, any_of in _SUPPORTED_PARAMETERS if not any_of or any_of & features for name in names]
+    return [
+        name
+        for names, any_of in _SUPPORTED_PARAMETERS
+        if not any_of or any_of & features
+        for name in names
+    ]
 
 
 def build_model_list(cards: Iterable[JsonObject]) -> JsonObject:

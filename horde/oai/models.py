@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""The models online, remembered for a few seconds. Source: docs/reference/chat_front.md, "Models"."""
+"""The models online, remembered for a few seconds. Source: docs/reference/chat_front.md,
+"Models".
+"""
 
 import asyncio
 import time
@@ -14,14 +16,21 @@ from horde.oai.native import NativeClient
 class ModelList:
     """The list of one process: concurrent readers share one call, and its failure."""
 
-    def __init__(self, native: NativeClient, cache_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        native: NativeClient,
+        cache_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._native, self._cache_seconds, self._clock = native, cache_seconds, clock
         self._lock = asyncio.Lock()
         self._listed: JsonObject | None = None
         self._read_at = self._failed_at = float("-inf")
 
     async def get_list(self) -> JsonObject:
-        """Every card. Raises NativeUnavailable when the API is away and what is remembered is too old."""
+        """Every card. Raises NativeUnavailable when the API is away and what is remembered is too
+        old.
+        """
         called_at = self._clock()
         async with self._lock:
             if self._listed is not None and self._clock() - self._read_at < self._cache_seconds:
@@ -42,5 +51,7 @@ class ModelList:
         for card in (await self.get_list())["data"]:
             if card["id"] == model:
                 return dict(card)
-        message = f"The model '{shorten_param(model)}' does not exist or no online worker serves it."
+        message = (
+            f"The model '{shorten_param(model)}' does not exist or no online worker serves it."
+        )
         raise RequestRefused("model_not_found", message, "model", status=404)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """The native API as the front calls it: submit, read, cancel, and the list of models.
 
-Transport errors and everything the API never answers become `NativeUnavailable`, definite refusals `NativeRefused`.
-Source: docs/reference/chat_front.md, "Calls to the native API".
+Transport errors and everything the API never answers become `NativeUnavailable`, definite refusals
+`NativeRefused`. Source: docs/reference/chat_front.md, "Calls to the native API".
 """
 
 import asyncio
@@ -27,7 +27,8 @@ REACHABLE_SECONDS: Final = 5.0
 SUBMIT_READ_SECONDS: Final = 60.0  # the API fetches image URLs meanwhile
 READ_SECONDS: Final = 15.0
 CANCEL_SECONDS: Final = 15.0
-SUBMIT_RETRY_SECONDS: Final = (0.5, 1.0)  # before the second and third attempt; the last one holds for further ones
+# Before the second and third attempt; the last one holds for further ones.
+SUBMIT_RETRY_SECONDS: Final = (0.5, 1.0)
 SUBMIT_CONNECTIONS: Final = 128  # some wait for images
 STATUS_CONNECTIONS: Final = 32  # reads are quick
 CHAT_PATH: Final = "/v2/generate/chat"
@@ -92,21 +93,27 @@ class NativeClient:
         await self._reads.close()
 
     async def submit(self, body: bytes, caller: Caller, deadline: float) -> Submitted:
-        """Queue a request. `body` carries an operation key, so that repeating it is harmless. `deadline` is monotonic.
+        """Queue a request. `body` carries an operation key, so that repeating it is harmless.
+        `deadline` is monotonic.
 
         Raises NativeRefused, or NativeUnavailable when no attempt was answered.
         """
         attempts = self._config.submit_attempts
         for attempt in range(attempts):
             if attempt:
-                await asyncio.sleep(SUBMIT_RETRY_SECONDS[min(attempt, len(SUBMIT_RETRY_SECONDS)) - 1])
+                await asyncio.sleep(
+                    SUBMIT_RETRY_SECONDS[min(attempt, len(SUBMIT_RETRY_SECONDS)) - 1]
+                )
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 break
             try:
                 response = await self._submit_once(body, caller, remaining)
             except _Ambiguous as error:
-                logger.warning("horde.oai.submit_ambiguous", extra={"attempt": attempt + 1, "error_class": str(error)})
+                logger.warning(
+                    "horde.oai.submit_ambiguous",
+                    extra={"attempt": attempt + 1, "error_class": str(error)},
+                )
                 continue
             if attempt:
                 metrics.oai_submit_retries.add(1, {"outcome": "recovered"})
@@ -121,13 +128,19 @@ class NativeClient:
                 response = await self._submits.call("POST", f"{CHAT_PATH}/async", headers, body)
         except (HttpFailure, TimeoutError) as error:
             raise _Ambiguous(_describe(error)) from None
-        if response.status_code in _GATEWAY_STATUSES and "rc" not in (_parse_object(response) or {}):
+        if response.status_code in _GATEWAY_STATUSES and "rc" not in (
+            _parse_object(response) or {}
+        ):
             raise _Ambiguous(f"status {response.status_code}")
         return response
 
-    async def read_status(self, request_id: str, caller: Caller, deadline: float) -> Mapping[str, Any]:
+    async def read_status(
+        self, request_id: str, caller: Caller, deadline: float
+    ) -> Mapping[str, Any]:
         """The status of a request. Raises NativeGone, NativeBusy or NativeUnavailable."""
-        return await self._call_status("GET", request_id, caller, max(deadline - time.monotonic(), 0.0), READ_SECONDS)
+        return await self._call_status(
+            "GET", request_id, caller, max(deadline - time.monotonic(), 0.0), READ_SECONDS
+        )
 
     async def cancel(self, request_id: str, caller: Caller) -> Mapping[str, Any]:
         """End a request; its last status. Raises NativeGone, NativeBusy or NativeUnavailable."""
@@ -137,10 +150,17 @@ class NativeClient:
         self, method: str, request_id: str, caller: Caller, remaining: float, read_seconds: float
     ) -> Mapping[str, Any]:
         response = await self._call(
-            method, f"{CHAT_PATH}/status/{request_id}", self._build_headers(caller), min(remaining, read_seconds)
+            method,
+            f"{CHAT_PATH}/status/{request_id}",
+            self._build_headers(caller),
+            min(remaining, read_seconds),
         )
         body = _parse_object(response)
-        if response.status_code == 200 and body is not None and isinstance(body.get("generations"), list):
+        if (
+            response.status_code == 200
+            and body is not None
+            and isinstance(body.get("generations"), list)
+        ):
             return body
         if response.status_code == 429:
             raise NativeBusy(_parse_seconds(response.headers.get("retry-after")))
@@ -155,16 +175,24 @@ class NativeClient:
         entries = _parse_json(response)
         if response.status_code != 200 or not isinstance(entries, list):
             raise NativeUnavailable(f"status {response.status_code}")
-        return [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("name"), str)]
+        return [
+            entry
+            for entry in entries
+            if isinstance(entry, dict) and isinstance(entry.get("name"), str)
+        ]
 
     async def is_reachable(self) -> bool:
         """Whether the API answers its heartbeat."""
         with contextlib.suppress(NativeUnavailable):
-            response = await self._call("GET", "/v2/status/heartbeat", self._build_headers(None), REACHABLE_SECONDS)
+            response = await self._call(
+                "GET", "/v2/status/heartbeat", self._build_headers(None), REACHABLE_SECONDS
+            )
             return response.status_code == 200
         return False
 
-    async def _call(self, method: str, path: str, headers: list[tuple[bytes, bytes]], seconds: float) -> HttpAnswer:
+    async def _call(
+        self, method: str, path: str, headers: list[tuple[bytes, bytes]], seconds: float
+    ) -> HttpAnswer:
         try:
             async with asyncio.timeout(seconds):
                 return await self._reads.call(method, path, headers)
@@ -172,8 +200,14 @@ class NativeClient:
             raise NativeUnavailable(_describe(error)) from None
 
     def _build_headers(self, caller: Caller | None) -> list[tuple[bytes, bytes]]:
-        """Who asks, and for whom: the address goes along only with the passkey that makes it believed."""
-        agent = caller.client_agent if caller is not None and caller.client_agent else self._config.client_agent
+        """Who asks, and for whom: the address goes along only with the passkey that makes it
+        believed.
+        """
+        agent = (
+            caller.client_agent
+            if caller is not None and caller.client_agent
+            else self._config.client_agent
+        )
         headers = [("client-agent", agent), ("accept", "application/json")]
         if caller is not None and caller.api_key is not None:
             headers.append(("apikey", caller.api_key))
@@ -181,7 +215,9 @@ class NativeClient:
             headers.append(("proxy-authorization", self._config.proxy_passkey))
             if caller is not None and caller.address:
                 headers.append(("proxied-for", caller.address))
-        return [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers]
+        return [
+            (name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers
+        ]
 
 
 def _describe(error: Exception) -> str:
@@ -204,7 +240,11 @@ def _parse_submit(response: HttpAnswer) -> Submitted:
     body = _parse_object(response)
     if response.status_code in {200, 202} and body is not None:
         request_id = body.get("id")
-        is_quote = request_id is None and response.status_code == 200 and isinstance(body.get("resolved"), dict)
+        is_quote = (
+            request_id is None
+            and response.status_code == 200
+            and isinstance(body.get("resolved"), dict)
+        )
         if is_quote or (isinstance(request_id, str) and _REQUEST_ID.fullmatch(request_id)):
             return Submitted(request_id, body, _parse_rate_limits(response.headers))
     if body is None and response.status_code == 429:
@@ -216,7 +256,10 @@ def _parse_submit(response: HttpAnswer) -> Submitted:
 
 
 _RATE_LIMIT_HEADERS: Final[Mapping[str, str]] = MappingProxyType(
-    {"x-ratelimit-limit": "x-ratelimit-limit-requests", "x-ratelimit-remaining": "x-ratelimit-remaining-requests"}
+    {
+        "x-ratelimit-limit": "x-ratelimit-limit-requests",
+        "x-ratelimit-remaining": "x-ratelimit-remaining-requests",
+    }
 )
 
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """The page to chat at: three files beside this one, served as they are.
 
-The page may load and call nothing but this server, and no markup can come from a model's reply: its policy forbids both.
+The page may load and call nothing but this server, and no markup can come from a model's reply: its
+policy forbids both.
 """
 
 import hashlib
@@ -36,7 +37,8 @@ POLICY: Final = "; ".join(
 )
 HEADERS: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "cache-control": "no-cache",  # asked for again each time, answered with 304 while it is the same
+        # Asked for again each time, answered with 304 while it is the same.
+        "cache-control": "no-cache",
         "content-security-policy": POLICY,
         "cross-origin-opener-policy": "same-origin",
         "referrer-policy": "no-referrer",
@@ -49,14 +51,21 @@ type Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 def build_page_handlers() -> dict[str, Handler]:
     """Path to handler of its GET, for each file of the page. Reads the files once."""
-    return {path: build_handler((FOLDER / name).read_bytes(), kind) for path, (name, kind) in FILES.items()}
+    return {
+        path: build_handler((FOLDER / name).read_bytes(), kind)
+        for path, (name, kind) in FILES.items()
+    }
 
 
 def build_handler(content: bytes, kind: str) -> Handler:
     """An ASGI handler that answers with this content: 200, or 304 when the client has it."""
     tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
     common = [(name.encode(), value.encode()) for name, value in {**HEADERS, "etag": tag}.items()]
-    described = [*common, (b"content-type", kind.encode()), (b"content-length", str(len(content)).encode())]
+    described = [
+        *common,
+        (b"content-type", kind.encode()),
+        (b"content-length", str(len(content)).encode()),
+    ]
 
     async def handle(scope: Scope, _receive: Receive, send: Send) -> None:
         known = Headers(scope=scope).get("if-none-match", "")
@@ -65,6 +74,8 @@ def build_handler(content: bytes, kind: str) -> Handler:
             await send({"type": "http.response.body", "body": b""})
             return
         await send({"type": "http.response.start", "status": 200, "headers": described})
-        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else content})
+        await send(
+            {"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else content}
+        )
 
     return handle

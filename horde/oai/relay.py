@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""What of a worker's progress a client gets to see, and how the final reply completes it. Pure: entries in, deltas out.
+"""What of a worker's progress a client gets to see, and how the final reply completes it. Pure:
+entries in, deltas out.
 
-Text that was sent cannot be recalled, while the reply that counts is the submitted one, perhaps by another worker than
-the one whose text was sent. Everything here follows from that.
-Source: docs/reference/chat_front.md, "Relaying progress", and docs/explanation/streaming.md.
+Text that was sent cannot be recalled, while the reply that counts is the submitted one, perhaps by
+another worker than the one whose text was sent. Everything here follows from that. Source:
+docs/reference/chat_front.md, "Relaying progress", and docs/explanation/streaming.md.
 """
 
 from collections.abc import Iterable, Iterator
@@ -58,7 +59,9 @@ class RelayBroken(Exception):
 
 
 class _SentText:
-    """One of the two texts as the client has it, and how far the followed generation has repeated it."""
+    """One of the two texts as the client has it, and how far the followed generation has repeated
+    it.
+    """
 
     __slots__ = ("repeated", "text")
 
@@ -72,7 +75,9 @@ class _SentText:
         return self.repeated < len(self.text)
 
     def take(self, piece: str) -> str | None:
-        """The part of the next piece that the client has not seen; None when the piece contradicts what it has."""
+        """The part of the next piece that the client has not seen; None when the piece contradicts
+        what it has.
+        """
         seen = self.text[self.repeated : self.repeated + len(piece)]
         if not piece.startswith(seen):
             return None
@@ -85,7 +90,8 @@ class _SentText:
 class Relay:
     """Follows one generation at a time, through every attempt the horde makes.
 
-    `requested_model` stands for entries that name none; where it is None too, their text waits for the reply.
+    `requested_model` stands for entries that name none; where it is None too, their text waits for
+    the reply.
     """
 
     def __init__(self, *, requested_model: str | None, include_reasoning: bool) -> None:
@@ -94,7 +100,8 @@ class Relay:
         self._over: set[str] = set()
         self._followed: str | None = None  # the generation, until it ends
         self._followed_worker_id: str | None = None
-        self._source: Source | None = None  # of its text, fixed by the first entry whose text was taken
+        # Of its text, fixed by the first entry whose text was taken.
+        self._source: Source | None = None
         self._sequence = 0  # of its last entry
         self._is_held = False  # its further text waits for the reply
         self._is_reasoning_held = False
@@ -102,7 +109,9 @@ class Relay:
         self.has_restarted = False  # another attempt took over after that
 
     def feed(self, entries: Iterable[ProgressEntry]) -> list[Delta]:
-        """What to send for entries in the order of the stream; repeated ones count once. Raises RelayBroken."""
+        """What to send for entries in the order of the stream; repeated ones count once. Raises
+        RelayBroken.
+        """
         deltas: list[Delta] = []
         for entry in entries:
             for delta in self._feed_one(entry):
@@ -115,18 +124,29 @@ class Relay:
 
     def finish(self, reply: CompletedReply) -> Remainder:
         """What is missing of the reply. Raises RelayBroken."""
-        if self.has_sent and self._followed is not None and self._followed_worker_id != reply.worker_id:
+        if (
+            self.has_sent
+            and self._followed is not None
+            and self._followed_worker_id != reply.worker_id
+        ):
             self._leave()  # nobody said that the attempt had ended
         sent, content = self._content.text, reply.content or ""
-        is_cut = not self._content.is_behind and sent.startswith(content)  # a stop text or blanks, by its own worker
+        # A stop text or blanks, by its own worker.
+        is_cut = not self._content.is_behind and sent.startswith(content)
         if not content.startswith(sent) and not is_cut:
             raise RelayBroken(is_restart=self._content.is_behind)
-        return Remainder(reasoning=self._find_missing_reasoning(reply), content=content[len(sent) :])
+        return Remainder(
+            reasoning=self._find_missing_reasoning(reply), content=content[len(sent) :]
+        )
 
     def _find_missing_reasoning(self, reply: CompletedReply) -> str:
-        """Reasoning is not the reply: what does not continue what was sent is left out, and nothing fails."""
+        """Reasoning is not the reply: what does not continue what was sent is left out, and nothing
+        fails.
+        """
         sent, reasoning = self._reasoning.text, reply.reasoning or ""
-        return reasoning[len(sent) :] if self._include_reasoning and reasoning.startswith(sent) else ""
+        return (
+            reasoning[len(sent) :] if self._include_reasoning and reasoning.startswith(sent) else ""
+        )
 
     def _feed_one(self, entry: ProgressEntry) -> Iterator[Delta]:
         if entry.generation_id in self._over:
@@ -141,7 +161,8 @@ class Relay:
             self._followed = entry.generation_id
         if entry.sequence <= self._sequence:
             return
-        # Text behind a gap would tear a hole into the reply, so it waits, as does text that cannot name its model.
+        # Text behind a gap would tear a hole into the reply, so it waits, as does text that cannot
+        # name its model.
         model = entry.model or self._requested_model
         if self._source is None and model is not None and entry.worker_id:
             self._source = Source(entry.worker_id, model)
@@ -165,7 +186,9 @@ class Relay:
             yield Delta(DeltaKind.CONTENT, content, source)
 
     def _leave(self) -> None:
-        """Stop following: whoever comes next is compared with what was sent from its first character."""
+        """Stop following: whoever comes next is compared with what was sent from its first
+        character.
+        """
         if self._followed is not None:
             self._over.add(self._followed)
         self._followed = self._followed_worker_id = self._source = None

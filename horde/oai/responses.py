@@ -15,24 +15,42 @@ PREFLIGHT_SECONDS: Final = 86400
 CORS_METHODS: Final = "GET, POST, OPTIONS"
 EXPOSED_HEADERS: Final = ", ".join(
     (
-        *("x-request-id", "x-horde-request-id", "retry-after", "openai-processing-ms", "x-should-retry"),
-        *("x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"),
+        *(
+            "x-request-id",
+            "x-horde-request-id",
+            "retry-after",
+            "openai-processing-ms",
+            "x-should-retry",
+        ),
+        *(
+            "x-ratelimit-limit-requests",
+            "x-ratelimit-remaining-requests",
+            "x-ratelimit-reset-requests",
+        ),
     )
 )
 
 
 async def send_json(send: Send, status: int, body: object, headers: Mapping[str, str]) -> None:
     """Answer with one JSON document."""
-    data = json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
+    data = json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode(
+        "utf-8", "surrogatepass"
+    )
     sent = {**headers, "content-type": "application/json", "content-length": str(len(data))}
-    start = [(name.lower().encode("latin-1"), value.encode("latin-1", "replace")) for name, value in sent.items()]
+    start = [
+        (name.lower().encode("latin-1"), value.encode("latin-1", "replace"))
+        for name, value in sent.items()
+    ]
     await send({"type": "http.response.start", "status": status, "headers": start})
     await send({"type": "http.response.body", "body": data})
 
 
 async def send_empty(send: Send, headers: Mapping[str, str]) -> None:
     """Answer with 204."""
-    start = [(name.lower().encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers.items()]
+    start = [
+        (name.lower().encode("latin-1"), value.encode("latin-1", "replace"))
+        for name, value in headers.items()
+    ]
     await send({"type": "http.response.start", "status": 204, "headers": start})
     await send({"type": "http.response.body", "body": b""})
 
@@ -43,11 +61,16 @@ def build_cors_headers(origins: Sequence[str], origin: str | None) -> dict[str, 
     if origin is None or ("*" not in origins and origin not in origins):
         return headers
     allowed = "*" if "*" in origins else origin
-    return {**headers, "access-control-allow-origin": allowed, "access-control-expose-headers": EXPOSED_HEADERS}
+    return {
+        **headers,
+        "access-control-allow-origin": allowed,
+        "access-control-expose-headers": EXPOSED_HEADERS,
+    }
 
 
 def build_preflight_headers(origins: Sequence[str], headers: Headers) -> dict[str, str]:
-    """What the browser of an allowed page asks before the call itself, beside the origin: any header may be sent.
+    """What the browser of an allowed page asks before the call itself, beside the origin: any
+    header may be sent.
 
     They are echoed because a `*` would not cover `Authorization`.
     """
@@ -64,5 +87,8 @@ def build_preflight_headers(origins: Sequence[str], headers: Headers) -> dict[st
 
 def add_headers(message: Message, headers: Mapping[str, str]) -> Message:
     """A response start with further headers."""
-    extra = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers.items()]
+    extra = [
+        (name.encode("latin-1"), value.encode("latin-1", "replace"))
+        for name, value in headers.items()
+    ]
     return {**message, "headers": [*message.get("headers", ()), *extra]}

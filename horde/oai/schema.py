@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """The body of a completion: what of it the horde is asked, what is ignored, and what is refused.
 
-Four rules decide every key: null is absent; a key that changes the reply and cannot be honoured is refused; a key at the
-value that asks for nothing is absent; a key that concerns only OpenAI's platform is ignored. The first key at fault, in the
-order of the body, is the one reported. Source: docs/reference/chat_front.md, "Request".
+Four rules decide every key: null is absent; a key that changes the reply and cannot be honoured is
+refused; a key at the value that asks for nothing is absent; a key that concerns only OpenAI's
+platform is ignored. The first key at fault, in the order of the body, is the one reported. Source:
+docs/reference/chat_front.md, "Request".
 """
 
 from collections.abc import Callable, Mapping
@@ -82,8 +83,9 @@ _STREAM_OPTIONS: Final = frozenset({"include_usage", "include_obfuscation"})
 class ChatCompletionRequest:
     """A validated body.
 
-    `native_body` holds what is submitted, without an operation key; `model` is None when the client sent a list.
-    `token_limit_key` is the name under which the client sent `max_tokens`, or that name when it sent neither.
+    `native_body` holds what is submitted, without an operation key; `model` is None when the client
+    sent a list. `token_limit_key` is the name under which the client sent `max_tokens`, or that
+    name when it sent neither.
     """
 
     native_body: JsonObject
@@ -109,7 +111,10 @@ class ChatCompletionRequest:
             message = "A dry run has nothing to stream: send 'horde.dry_run' without 'stream'."
             raise RequestRefused("conflicting_parameters", message, "horde.dry_run")
         messages, tools = forwarded["messages"], forwarded.get("tools")
-        stored = [message | {"role": "system"} if message["role"] == "developer" else message for message in messages]
+        stored = [
+            message | {"role": "system"} if message["role"] == "developer" else message
+            for message in messages
+        ]
         prompt = flatten_chat_messages(stored, tools)
         return cls(
             native_body=forwarded,
@@ -117,7 +122,9 @@ class ChatCompletionRequest:
             stream=bool(forwarded.get("stream")),
             include_usage=bool((body.get("stream_options") or {}).get("include_usage")),
             horde=horde,
-            estimated_prompt_tokens=estimate_flattened_tokens(len(prompt), count_image_parts(messages)),
+            estimated_prompt_tokens=estimate_flattened_tokens(
+                len(prompt), count_image_parts(messages)
+            ),
             token_limit_key="max_completion_tokens"
             if forwarded.keys() & _TOKEN_LIMITS == {"max_completion_tokens"}
             else "max_tokens",
@@ -139,9 +146,13 @@ def _read_keys(body: JsonObject) -> JsonObject:
 
 def _require_models_and_messages(body: JsonObject) -> None:
     if body.get("model") is None and body.get("models") is None:
-        raise RequestRefused("missing_required_parameter", "You must provide a model parameter.", "model")
+        raise RequestRefused(
+            "missing_required_parameter", "You must provide a model parameter.", "model"
+        )
     if body.get("messages") is None:
-        raise RequestRefused("missing_required_parameter", "Missing required parameter: 'messages'.", "messages")
+        raise RequestRefused(
+            "missing_required_parameter", "Missing required parameter: 'messages'.", "messages"
+        )
 
 
 def _refuse_key(key: str, _value: Any, _body: JsonObject) -> object:
@@ -150,7 +161,9 @@ def _refuse_key(key: str, _value: Any, _body: JsonObject) -> object:
 
 def _unsupported(key: str, advice: str | None = None) -> RequestRefused:
     name = shorten_param(key)
-    message = f"Unsupported parameter: '{name}' is not supported by the horde" + (f"; {advice}." if advice else ".")
+    message = f"Unsupported parameter: '{name}' is not supported by the horde" + (
+        f"; {advice}." if advice else "."
+    )
     return RequestRefused("unsupported_parameter", message, name)
 
 
@@ -170,7 +183,8 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-# --- readers: the value to submit, or _ABSENT -------------------------------------------------------------------------
+# --- readers: the value to submit, or _ABSENT
+# -------------------------------------------------------------------------
 
 type _Reader = Callable[[str, Any, JsonObject], object]
 
@@ -179,7 +193,9 @@ def _read_model(key: str, value: Any, body: JsonObject) -> object:
     if not isinstance(value, str):
         raise _wrong_type(key, "a string")
     if not value:
-        raise RequestRefused("missing_required_parameter", "You must provide a model parameter.", "model")
+        raise RequestRefused(
+            "missing_required_parameter", "You must provide a model parameter.", "model"
+        )
     _check_one_way_to_name_models(key, "models", body)
     return value
 
@@ -187,8 +203,12 @@ def _read_model(key: str, value: Any, body: JsonObject) -> object:
 def _read_models(key: str, value: Any, body: JsonObject) -> object:
     if not isinstance(value, list):
         raise _wrong_type(key, "an array of strings")
-    if not 1 <= len(value) <= MAX_CHAT_MODEL_COUNT or not all(isinstance(model, str) and model for model in value):
-        message = f"Invalid value: 'models' has to hold 1 to {MAX_CHAT_MODEL_COUNT} non-empty strings."
+    if not 1 <= len(value) <= MAX_CHAT_MODEL_COUNT or not all(
+        isinstance(model, str) and model for model in value
+    ):
+        message = (
+            f"Invalid value: 'models' has to hold 1 to {MAX_CHAT_MODEL_COUNT} non-empty strings."
+        )
         raise RequestRefused("invalid_value", message, key)
     if len(set(value)) != len(value):
         raise RequestRefused("invalid_value", "Invalid value: 'models' lists a model twice.", key)
@@ -199,7 +219,9 @@ def _read_models(key: str, value: Any, body: JsonObject) -> object:
 def _check_one_way_to_name_models(key: str, other: str, body: JsonObject) -> None:
     """The later of the two is the one at fault."""
     if body.get(other) is not None and _stands_before(other, key, body):
-        raise RequestRefused("conflicting_parameters", "'model' and 'models' cannot be combined.", "models")
+        raise RequestRefused(
+            "conflicting_parameters", "'model' and 'models' cannot be combined.", "models"
+        )
 
 
 def _stands_before(first: str, second: str, body: JsonObject) -> bool:
@@ -214,7 +236,9 @@ def _read_token_limit(key: str, value: Any, body: JsonObject) -> object:
     if not _is_integer(value):
         raise _wrong_type(key, "an integer")
     if value < MIN_CHAT_MAX_TOKENS:
-        raise _out_of_range("integer_below_min_value", key, value, f"at least {MIN_CHAT_MAX_TOKENS}")
+        raise _out_of_range(
+            "integer_below_min_value", key, value, f"at least {MIN_CHAT_MAX_TOKENS}"
+        )
     if value > MAX_CHAT_MAX_TOKENS:
         raise _out_of_range("integer_above_max_value", key, value, f"at most {MAX_CHAT_MAX_TOKENS}")
     other = "max_completion_tokens" if key == "max_tokens" else "max_tokens"
@@ -227,7 +251,9 @@ def _read_token_limit(key: str, value: Any, body: JsonObject) -> object:
 
 def _out_of_range(code: str, key: str, value: float, bound: str) -> RequestRefused:
     shown = str(value) if len(str(value)) <= 40 else "a number of many digits"
-    return RequestRefused(code, f"Invalid '{key}': expected a value of {bound}, but got {shown} instead.", key)
+    return RequestRefused(
+        code, f"Invalid '{key}': expected a value of {bound}, but got {shown} instead.", key
+    )
 
 
 def _read_sampling(key: str, value: Any, _body: JsonObject) -> object:
@@ -258,9 +284,15 @@ def _read_stop(key: str, value: Any, _body: JsonObject) -> object:
         raise _wrong_type(key, "a string or an array of strings")
     stops = list(dict.fromkeys(stops))
     if "" in stops:
-        raise RequestRefused("invalid_value", "Invalid value: 'stop' holds an empty string, which would end every reply.", key)
+        raise RequestRefused(
+            "invalid_value",
+            "Invalid value: 'stop' holds an empty string, which would end every reply.",
+            key,
+        )
     if len(stops) > MAX_STOP_SEQUENCE_COUNT:
-        message = f"Invalid value: 'stop' may hold at most {MAX_STOP_SEQUENCE_COUNT} distinct sequences."
+        message = (
+            f"Invalid value: 'stop' may hold at most {MAX_STOP_SEQUENCE_COUNT} distinct sequences."
+        )
         raise RequestRefused("invalid_value", message, key)
     if sum(map(len, stops)) > MAX_STOP_SEQUENCE_CHARACTERS:
         message = f"Invalid value: the sequences of 'stop' may hold at most {MAX_STOP_SEQUENCE_CHARACTERS} characters together."
@@ -312,11 +344,15 @@ def _read_parallel_tool_calls(_key: str, value: Any, body: JsonObject) -> object
 
 
 def _guess_tools(body: JsonObject) -> list[JsonObject]:
-    """The tools as far as they can be read: what is wrong with them is reported at their own place."""
+    """The tools as far as they can be read: what is wrong with them is reported at their own
+    place.
+    """
     tools = body.get("tools")
     if not isinstance(tools, list):
         return []
-    named = [tool for tool in tools if isinstance(tool, dict) and isinstance(tool.get("function"), dict)]
+    named = [
+        tool for tool in tools if isinstance(tool, dict) and isinstance(tool.get("function"), dict)
+    ]
     return [{"function": {"name": tool["function"].get("name")}} for tool in named]
 
 
@@ -331,7 +367,9 @@ def _read_reasoning_effort(key: str, value: Any, _body: JsonObject) -> object:
     if not isinstance(value, str):
         raise _wrong_type(key, "a string")
     if value not in _REASONING_EFFORTS:
-        message = f"Invalid value: 'reasoning_effort' has to be one of {', '.join(_REASONING_EFFORTS)}."
+        message = (
+            f"Invalid value: 'reasoning_effort' has to be one of {', '.join(_REASONING_EFFORTS)}."
+        )
         raise RequestRefused("invalid_value", message, key)
     return value
 
@@ -353,11 +391,14 @@ def _read_neutral_sampler(key: str, value: Any, _body: JsonObject) -> object:
     neutral = NEUTRAL_SAMPLERS[key]
     if _is_number(value) and value in neutral:
         return _ABSENT
-    raise _unsupported(key, f"only {' or '.join(map(str, neutral))}, which changes nothing, is accepted")
+    raise _unsupported(
+        key, f"only {' or '.join(map(str, neutral))}, which changes nothing, is accepted"
+    )
 
 
 def _read_logprobs(key: str, value: Any, _body: JsonObject) -> object:
-    if value is False or (_is_number(value) and value == 0):  # some web UIs send the number of the old completions
+    # Some web UIs send the number of the old completions.
+    if value is False or (_is_number(value) and value == 0):
         return _ABSENT
     raise _unsupported(key)
 

@@ -22,7 +22,8 @@ logger = get_logger(__name__)
 
 SERVICE_NAME: Final = "horde-oai-front"
 KEEPALIVE_SECONDS: Final = 15
-LAST_WORDS_SECONDS: Final = 10  # for native cancels and error events, once the time for running completions is over
+# For native cancels and error events, once the time for running completions is over.
+LAST_WORDS_SECONDS: Final = 10
 
 
 class FrontServer(uvicorn.Server):
@@ -50,14 +51,17 @@ class FrontServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin the end; a second interrupt does not wait."""
-        # Not remembered as the library does, which would raise the signal again after a graceful end.
+        # Not remembered as the library does, which would raise the signal again after a graceful
+        # end.
         self.force_exit = self.should_exit and sig == signal.SIGINT
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept no more, let running completions go on for a while, then end them."""
         logger.info("horde.oai.shutting_down")
-        timer = asyncio.get_running_loop().call_later(self._shutdown_seconds, self._completions.shut_down)
+        timer = asyncio.get_running_loop().call_later(
+            self._shutdown_seconds, self._completions.shut_down
+        )
         try:
             await super().shutdown(sockets)
         finally:
@@ -70,8 +74,13 @@ def serve_front(config: FrontConfig) -> None:
     telemetry = start_telemetry(config.otlp_endpoint, endpoint, SERVICE_NAME)
     try:
         # Bound here, since the library logs a failure and exits by itself.
-        with socket.create_server((config.listen, config.port), family=_get_family(config.listen), backlog=2048) as listener:
-            logger.info("horde.oai.started", extra={"address": config.listen, "port": listener.getsockname()[1]})
+        with socket.create_server(
+            (config.listen, config.port), family=_get_family(config.listen), backlog=2048
+        ) as listener:
+            logger.info(
+                "horde.oai.started",
+                extra={"address": config.listen, "port": listener.getsockname()[1]},
+            )
             FrontServer(config).run(sockets=[listener])
     finally:
         if telemetry is not None:

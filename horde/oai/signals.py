@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""What the front hears about a request while it waits, and from whom. Signals carry no text; the status is the truth.
+"""What the front hears about a request while it waits, and from whom. Signals carry no text; the
+status is the truth.
 
 `SignalHub` is the seam to Redis; `PollingHub` stands in where there is none.
 """
@@ -34,7 +35,9 @@ class ChatNotice:
 
 @dataclass(frozen=True, slots=True)
 class ProgressEntry:
-    """One entry of a progress stream: a delta, or the end of a generation, whose `sequence` is 0."""
+    """One entry of a progress stream: a delta, or the end of a generation, whose `sequence` is
+    0.
+    """
 
     generation_id: str
     sequence: int
@@ -46,7 +49,9 @@ class ProgressEntry:
 
 
 class Subscription(Protocol):
-    """One request's notices and, when asked for, its progress. Each of the two is read by one task."""
+    """One request's notices and, when asked for, its progress. Each of the two is read by one
+    task.
+    """
 
     @property
     def is_healthy(self) -> bool:
@@ -56,7 +61,9 @@ class Subscription(Protocol):
         """The next notice; None when none comes in time."""
 
     async def next_entries(self, timeout_seconds: float) -> Sequence[ProgressEntry]:
-        """Progress since the last call, oldest first; empty when none comes in time or `wake` is called."""
+        """Progress since the last call, oldest first; empty when none comes in time or `wake` is
+        called.
+        """
 
     def wake(self) -> None:
         """End a pending `next_entries` at once."""
@@ -74,8 +81,12 @@ class SignalHub(Protocol):
     async def is_reachable(self) -> bool:
         """Whether the server answers, within half a second."""
 
-    def subscribe(self, request_id: str, *, with_progress: bool) -> AbstractAsyncContextManager[Subscription]:
-        """Entered once the subscription is confirmed, or has failed and is tried again behind; raises for neither."""
+    def subscribe(
+        self, request_id: str, *, with_progress: bool
+    ) -> AbstractAsyncContextManager[Subscription]:
+        """Entered once the subscription is confirmed, or has failed and is tried again behind;
+        raises for neither.
+        """
 
 
 class PollingHub:
@@ -92,7 +103,9 @@ class PollingHub:
         return False
 
     @asynccontextmanager
-    async def subscribe(self, request_id: str, *, with_progress: bool) -> AsyncIterator[Subscription]:
+    async def subscribe(
+        self, request_id: str, *, with_progress: bool
+    ) -> AsyncIterator[Subscription]:
         """A subscription without notices."""
         yield _SilentSubscription()
 

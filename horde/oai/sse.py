@@ -10,7 +10,13 @@ from typing import Any, Final
 
 from horde.chat_contract import JsonObject
 from horde.oai.errors import ErrorAnswer
-from horde.oai.mapping import CompletedReply, CompletionFacts, build_system_fingerprint, build_usage, build_x_horde
+from horde.oai.mapping import (
+    CompletedReply,
+    CompletionFacts,
+    build_system_fingerprint,
+    build_usage,
+    build_x_horde,
+)
 from horde.oai.relay import Delta, DeltaKind, Remainder, Source
 
 # A proxy that buffers or caches would turn a stream back into one late answer.
@@ -25,7 +31,10 @@ DONE: Final = b"data: [DONE]\n\n"
 _LINE_BREAKS: Final = ("\u0085", "\u2028", "\u2029")
 # Made once: `json.dumps` would build an encoder for each chunk.
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
-_DELTA_KEYS: Final[Mapping[DeltaKind, str]] = {DeltaKind.REASONING: "reasoning_content", DeltaKind.CONTENT: "content"}
+_DELTA_KEYS: Final[Mapping[DeltaKind, str]] = {
+    DeltaKind.REASONING: "reasoning_content",
+    DeltaKind.CONTENT: "content",
+}
 
 
 def encode_event(body: Mapping[str, Any]) -> bytes:
@@ -36,7 +45,8 @@ def encode_event(body: Mapping[str, Any]) -> bytes:
             text = text.replace(character, f"\\u{ord(character):04x}")
     try:
         return b"data: %b\n\n" % text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can escape and UTF-8 cannot hold
+    # Half of a surrogate pair, which JSON can escape and UTF-8 cannot hold.
+    except UnicodeEncodeError:
         return b"data: %b\n\n" % json.dumps(body, separators=(",", ":")).encode()
 
 
@@ -46,11 +56,15 @@ def encode_events(bodies: Iterable[Mapping[str, Any]]) -> bytes:
 
 
 def build_error_events(error: ErrorAnswer) -> bytes:
-    """The end of an open stream that failed. No finish chunk: a client would take what it has for the whole reply."""
+    """The end of an open stream that failed. No finish chunk: a client would take what it has for
+    the whole reply.
+    """
     return encode_event(error.build_body()) + DONE
 
 
-def build_delta_events(facts: CompletionFacts, deltas: Iterable[Delta], *, has_begun: bool) -> Iterator[JsonObject]:
+def build_delta_events(
+    facts: CompletionFacts, deltas: Iterable[Delta], *, has_begun: bool
+) -> Iterator[JsonObject]:
     """Chunks of relayed text, behind the role's chunk unless the stream `has_begun`."""
     for delta in deltas:
         if not has_begun:
@@ -60,32 +74,52 @@ def build_delta_events(facts: CompletionFacts, deltas: Iterable[Delta], *, has_b
 
 
 def build_completion_events(
-    facts: CompletionFacts, reply: CompletedReply, remainder: Remainder | None = None, *, has_begun: bool = False
+    facts: CompletionFacts,
+    reply: CompletedReply,
+    remainder: Remainder | None = None,
+    *,
+    has_begun: bool = False,
 ) -> Iterator[JsonObject]:
     """The chunks that complete a stream: role, reasoning, content, tool calls, finish, usage.
 
-    `remainder` is the text that was not relayed, None for all of it; `has_begun` leaves out the role. `data: [DONE]`
-    follows. The finish chunk alone has `x_horde`; the usage chunk is there when the client asked for it.
+    `remainder` is the text that was not relayed, None for all of it; `has_begun` leaves out the
+    role. `data: [DONE]` follows. The finish chunk alone has `x_horde`; the usage chunk is there
+    when the client asked for it.
     """
     source = Source(reply.worker_id, reply.model)
     if remainder is None:
-        remainder = Remainder(reply.reasoning or "" if facts.include_reasoning else "", reply.content or "")
+        remainder = Remainder(
+            reply.reasoning or "" if facts.include_reasoning else "", reply.content or ""
+        )
     texts = ((DeltaKind.REASONING, remainder.reasoning), (DeltaKind.CONTENT, remainder.content))
     if not has_begun:
         yield _build_chunk(facts, source, {"role": "assistant", "content": ""})
-    yield from build_delta_events(facts, (Delta(kind, text, source) for kind, text in texts if text), has_begun=True)
+    yield from build_delta_events(
+        facts, (Delta(kind, text, source) for kind, text in texts if text), has_begun=True
+    )
     for index, call in enumerate(reply.tool_calls):
         yield _build_chunk(facts, source, {"tool_calls": [{"index": index, **call}]})
     finish = _build_chunk(facts, source, {})
-    finish["choices"][0] |= {"finish_reason": reply.finish_reason, "native_finish_reason": reply.native_finish_reason}
+    finish["choices"][0] |= {
+        "finish_reason": reply.finish_reason,
+        "native_finish_reason": reply.native_finish_reason,
+    }
     yield finish | {"x_horde": build_x_horde(facts, reply)}
     if facts.include_usage:
         yield _build_chunk(facts, source, None) | {"usage": build_usage(facts, reply)}
 
 
 def _build_chunk(facts: CompletionFacts, source: Source, delta: JsonObject | None) -> JsonObject:
-    """One chunk; without a delta it has no choice. `usage` is there, as null, only when it was asked for."""
-    choice = {"index": 0, "delta": delta, "finish_reason": None, "native_finish_reason": None, "logprobs": None}
+    """One chunk; without a delta it has no choice. `usage` is there, as null, only when it was
+    asked for.
+    """
+    choice = {
+        "index": 0,
+        "delta": delta,
+        "finish_reason": None,
+        "native_finish_reason": None,
+        "logprobs": None,
+    }
     chunk: JsonObject = {
         "id": facts.completion_id,
         "object": "chat.completion.chunk",

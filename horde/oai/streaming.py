@@ -29,7 +29,8 @@ from horde.oai.sse import (
 )
 from horde.oai.waiting import RequestWait, wait_for_reply
 
-# Past the budget, for the native cancel and the last events; a client that has not read them by then gets no more.
+# Past the budget, for the native cancel and the last events; a client that has not read them by
+# then gets no more.
 LAST_EVENTS_SECONDS: Final = 20.0
 
 
@@ -65,15 +66,19 @@ async def stream_completion(
     headers: Iterable[tuple[bytes, bytes]],
     first_reply: CompletedReply | None,
 ) -> CompletedReply | None:
-    """Stream a request whose status was read once; `first_reply` is the reply when it was there already.
+    """Stream a request whose status was read once; `first_reply` is the reply when it was there
+    already.
 
-    Returns the reply once it is delivered, None when an error ended the open stream. Raises FrontFailure while the
-    stream is not open, since the failure still has its own status then. When the client is gone, cancel the task.
+    Returns the reply once it is delivered, None when an error ended the open stream. Raises
+    FrontFailure while the stream is not open, since the failure still has its own status then. When
+    the client is gone, cancel the task.
     """
     stream = _Stream(send, facts, settings, headers)
     outcome = StreamOutcome.FAILED
     try:
-        async with asyncio.timeout(max(wait.deadline - time.monotonic(), 0.0) + LAST_EVENTS_SECONDS):
+        async with asyncio.timeout(
+            max(wait.deadline - time.monotonic(), 0.0) + LAST_EVENTS_SECONDS
+        ):
             try:
                 reply = await _relay(stream, wait, subscription, first_reply)
             except WaitFailed as failure:
@@ -114,7 +119,9 @@ async def _relay(
             waiting = asyncio.create_task(wait_for_reply(wait, subscription))
             waiting.add_done_callback(lambda _: subscription.wake())
             while not waiting.done():
-                await stream.relay(await subscription.next_entries(stream.compute_silence_seconds()))
+                await stream.relay(
+                    await subscription.next_entries(stream.compute_silence_seconds())
+                )
             reply = waiting.result()
         # What tells of other attempts; text alone would come with the reply as well.
         await stream.relay(await subscription.next_entries(0.0))
@@ -123,7 +130,9 @@ async def _relay(
     except RelayBroken as broken:
         await _end(waiting)
         await wait.cancel()
-        kind = WaitFailure.GENERATION_RESTARTED if broken.is_restart else WaitFailure.STREAM_DIVERGED
+        kind = (
+            WaitFailure.GENERATION_RESTARTED if broken.is_restart else WaitFailure.STREAM_DIVERGED
+        )
         raise WaitFailed(kind, wait.request_id) from None
     finally:
         await _end(waiting)
@@ -143,11 +152,16 @@ class _Stream:
     """What a client has been sent, and when."""
 
     def __init__(
-        self, send: Send, facts: CompletionFacts, settings: StreamSettings, headers: Iterable[tuple[bytes, bytes]]
+        self,
+        send: Send,
+        facts: CompletionFacts,
+        settings: StreamSettings,
+        headers: Iterable[tuple[bytes, bytes]],
     ) -> None:
         self._send, self._facts, self._settings, self._headers = send, facts, settings, headers
         self._text = Relay(requested_model=facts.model, include_reasoning=facts.include_reasoning)
-        self._speak_at = settings.open_at  # when to send a comment unless there is something better before
+        # When to send a comment unless there is something better before.
+        self._speak_at = settings.open_at
         self._has_begun = False  # the role was sent
         self.is_open = False
 
@@ -190,9 +204,17 @@ class _Stream:
         self._has_begun = True
 
     async def _write(self, body: bytes, *, is_last: bool = False) -> None:
-        """Send bytes, and the headers before the first of them; waits while the client reads too slowly."""
+        """Send bytes, and the headers before the first of them; waits while the client reads too
+        slowly.
+        """
         if not self.is_open:
             self.is_open = True
-            await self._send({"type": "http.response.start", "status": 200, "headers": [*self._headers, *STREAM_HEADERS]})
+            await self._send(
+                {
+                    "type": "http.response.start",
+                    "status": 200,
+                    "headers": [*self._headers, *STREAM_HEADERS],
+                }
+            )
         await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
         self._speak_at = time.monotonic() + self._settings.keepalive_seconds

@@ -19,15 +19,24 @@ _POINTERS: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
         (r"/v1/responses(/.*)?", "Use /v1/chat/completions; most SDKs have a switch for it."),
         (r"/v1/completions", "Use /v1/chat/completions, or the native text route for raw prompts."),
         (r"/v1/chat/completions/.+", "Completions are not stored."),
-        (r"/v1/(embeddings|images|audio|moderations|files|assistants|threads|batches|realtime)(/.*)?", _NOT_OFFERED),
+        (
+            r"/v1/(embeddings|images|audio|moderations|files|assistants|threads|batches|realtime)(/.*)?",
+            _NOT_OFFERED,
+        ),
     )
 )
 
 
 def build_unknown_url_message(method: str, path: str) -> str:
     """The method and the path, never the query, and where to go instead when that is known."""
-    method = method if len(method) <= MAX_SHOWN_METHOD_CHARACTERS else f"{method[:MAX_SHOWN_METHOD_CHARACTERS]}…"
-    shown = path if len(path) <= MAX_SHOWN_PATH_CHARACTERS else f"{path[:MAX_SHOWN_PATH_CHARACTERS]}…"
+    method = (
+        method
+        if len(method) <= MAX_SHOWN_METHOD_CHARACTERS
+        else f"{method[:MAX_SHOWN_METHOD_CHARACTERS]}…"
+    )
+    shown = (
+        path if len(path) <= MAX_SHOWN_PATH_CHARACTERS else f"{path[:MAX_SHOWN_PATH_CHARACTERS]}…"
+    )
     pointer = next((text for pattern, text in _POINTERS if pattern.fullmatch(path)), None)
     message = f"Unknown request URL: {method} {shown}."
     return f"{message} {pointer}" if pointer else message

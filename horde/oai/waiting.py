@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Waiting for one queued request: when its status is read, what each reading means, and when to give up.
+"""Waiting for one queued request: when its status is read, what each reading means, and when to
+give up.
 
 Signals are hints; the status decides. Source: docs/reference/chat_front.md, "Waiting".
 """
@@ -19,13 +20,16 @@ from horde.oai.signals import ChatNotice, NoticeKind, Subscription
 
 logger = get_logger(__name__)
 
-LEAST_SECONDS_BETWEEN_READS: Final = 1.0  # of one request; only its first notice is followed by a read at once
+# Of one request; only its first notice is followed by a read at once.
+LEAST_SECONDS_BETWEEN_READS: Final = 1.0
 MAX_BUSY_SECONDS: Final = 10.0  # between reads that the API limits without saying for how long
 _FAILURES_OF_GONE: Final[Mapping[NoticeKind | None, WaitFailure]] = {
     NoticeKind.FAULTED: WaitFailure.FAULTED,
     NoticeKind.CANCELLED: WaitFailure.NO_GENERATION,
 }
-_OUTCOMES: Final = frozenset({NoticeKind.GENERATION, NoticeKind.DONE, NoticeKind.CANCELLED, NoticeKind.FAULTED})
+_OUTCOMES: Final = frozenset(
+    {NoticeKind.GENERATION, NoticeKind.DONE, NoticeKind.CANCELLED, NoticeKind.FAULTED}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,11 +87,22 @@ class RequestWait:
     def compute_seconds_until_read(self, *, is_healthy: bool) -> float:
         """How long to listen before the status is read anyway, or the budget ends."""
         settings, now = self._settings, self._clock()
-        interval = settings.subscribed_poll_seconds if is_healthy and not self._is_read_due_soon else settings.poll_seconds
+        interval = (
+            settings.subscribed_poll_seconds
+            if is_healthy and not self._is_read_due_soon
+            else settings.poll_seconds
+        )
         due = self._read_at + interval
         if self._impossible_since is not None and not settings.is_fail_fast:
-            # Rounded up to the shortest interval, so that the last moment is not read again and again.
-            due = min(due, max(self._impossible_since + settings.grace_seconds, self._read_at + LEAST_SECONDS_BETWEEN_READS))
+            # Rounded up to the shortest interval, so that the last moment is not read again and
+            # again.
+            due = min(
+                due,
+                max(
+                    self._impossible_since + settings.grace_seconds,
+                    self._read_at + LEAST_SECONDS_BETWEEN_READS,
+                ),
+            )
         return max(min(max(due, self._not_before), self.deadline) - now, 0.0)
 
     def take_notice(self, notice: ChatNotice) -> None:
@@ -96,18 +111,25 @@ class RequestWait:
             self._last_outcome = notice
 
     async def wait_until_readable(self) -> None:
-        """Sleep until a notice may be followed by a read: the first at once, a further one a second after the last read.
+        """Sleep until a notice may be followed by a read: the first at once, a further one a second
+        after the last read.
 
         No read comes while the API asked to be left alone, nor after the end of the budget.
         """
-        earliest = max(self._not_before, self._read_at + LEAST_SECONDS_BETWEEN_READS) if self._has_heard else self._not_before
+        earliest = (
+            max(self._not_before, self._read_at + LEAST_SECONDS_BETWEEN_READS)
+            if self._has_heard
+            else self._not_before
+        )
         self._has_heard = True
         await asyncio.sleep(max(min(earliest, self.deadline) - self._clock(), 0.0))
 
     async def read_status(self) -> CompletedReply | None:
-        """Read the status once. The reply when it is there; None to go on waiting, also when the API cannot be read.
+        """Read the status once. The reply when it is there; None to go on waiting, also when the
+        API cannot be read.
 
-        Raises WaitFailed when waiting is over or makes no sense; the request is then cancelled, unless it has ended.
+        Raises WaitFailed when waiting is over or makes no sense; the request is then cancelled,
+        unless it has ended.
         """
         try:
             status = await self._native.read_status(self.request_id, self._caller, self.deadline)
@@ -116,7 +138,10 @@ class RequestWait:
             self._postpone(busy)
             return None
         except NativeUnavailable as error:
-            logger.warning("horde.oai.status_unreadable", extra={"native_id": self.request_id, "cause": str(error)})
+            logger.warning(
+                "horde.oai.status_unreadable",
+                extra={"native_id": self.request_id, "cause": str(error)},
+            )
             self._note_read(is_soon=True)
             return None
         except NativeGone as gone:
@@ -139,7 +164,9 @@ class RequestWait:
         outcome = self._last_outcome
         kind = _FAILURES_OF_GONE.get(outcome.kind if outcome else None, WaitFailure.REQUEST_LOST)
         if outcome is not None and kind is WaitFailure.FAULTED:
-            return self._build_failure(kind, fault_reason=outcome.fault_reason, fault_rc=outcome.fault_rc)
+            return self._build_failure(
+                kind, fault_reason=outcome.fault_reason, fault_rc=outcome.fault_rc
+            )
         return self._build_failure(kind, fault_rc=gone.rc)
 
     def _build_failure(self, kind: WaitFailure, **changes: Any) -> WaitFailed:
@@ -152,7 +179,9 @@ class RequestWait:
         return WaitFailed(kind, self.request_id, WaitDetails(**values | changes))
 
     async def _judge(self, status: Mapping[str, Any]) -> CompletedReply | None:
-        """What one status means, ends before refusals: an ended request cannot be refused any more."""
+        """What one status means, ends before refusals: an ended request cannot be refused any
+        more.
+        """
         self._details = parse_wait_details(status)
         reply = parse_completed_reply(status)
         if reply is not None:
@@ -161,7 +190,9 @@ class RequestWait:
         if status.get("faulted"):
             self.is_over = True
             raise self._build_failure(
-                WaitFailure.FAULTED, fault_reason=status.get("fault_reason"), fault_rc=status.get("fault_rc")
+                WaitFailure.FAULTED,
+                fault_reason=status.get("fault_reason"),
+                fault_rc=status.get("fault_rc"),
             )
         if status.get("done"):
             self.is_over = True
@@ -174,20 +205,28 @@ class RequestWait:
 
     def _find_refusal(self, status: Mapping[str, Any]) -> WaitFailure | None:
         now, is_running = self._clock(), bool(status.get("processing"))
-        if is_running or status.get("is_possible") is not False or self._details.impossible_reason is not None:
+        if (
+            is_running
+            or status.get("is_possible") is not False
+            or self._details.impossible_reason is not None
+        ):
             self._impossible_since = None
         elif self._impossible_since is None:
             self._impossible_since = now
         if self._details.impossible_reason is not None and not is_running:
             return WaitFailure.DECLARATION_GAP
         if self._settings.is_fail_fast:
-            return None if self.is_judged else self._find_fast_refusal(status, is_running=is_running)
+            return (
+                None if self.is_judged else self._find_fast_refusal(status, is_running=is_running)
+            )
         since = self._impossible_since
         if since is not None and now - since >= self._settings.grace_seconds:
             return WaitFailure.NO_WORKER_GRACE
         return None
 
-    def _find_fast_refusal(self, status: Mapping[str, Any], *, is_running: bool) -> WaitFailure | None:
+    def _find_fast_refusal(
+        self, status: Mapping[str, Any], *, is_running: bool
+    ) -> WaitFailure | None:
         """Decided once, at the first reading."""
         if status.get("eligible_worker_threads") == 0 and not is_running:
             return WaitFailure.FAIL_FAST_NOBODY
@@ -196,7 +235,9 @@ class RequestWait:
         return None
 
     async def give_up(self, kind: WaitFailure) -> CompletedReply:
-        """Cancel; a reply that was stored meanwhile is delivered all the same. Raises WaitFailed otherwise."""
+        """Cancel; a reply that was stored meanwhile is delivered all the same. Raises WaitFailed
+        otherwise.
+        """
         reply = await self.cancel()
         if reply is not None:
             return reply
@@ -210,7 +251,10 @@ class RequestWait:
         try:
             status = await self._native.cancel(self.request_id, self._caller)
         except (NativeBusy, NativeGone, NativeUnavailable) as error:
-            logger.warning("horde.oai.cancel_failed", extra={"native_id": self.request_id, "error_class": type(error).__name__})
+            logger.warning(
+                "horde.oai.cancel_failed",
+                extra={"native_id": self.request_id, "error_class": type(error).__name__},
+            )
             return None
         return parse_completed_reply(status)
 
@@ -240,7 +284,11 @@ class RequestWait:
 
 def parse_wait_details(status: Mapping[str, Any]) -> WaitDetails:
     """What a status tells about a request that goes on waiting."""
-    position, wait_time, reason = status.get("queue_position"), status.get("wait_time"), status.get("impossible_reason")
+    position, wait_time, reason = (
+        status.get("queue_position"),
+        status.get("wait_time"),
+        status.get("impossible_reason"),
+    )
     return WaitDetails(
         queue_position=position if isinstance(position, int) else None,
         wait_time=wait_time if isinstance(wait_time, int | float) else None,
@@ -248,8 +296,11 @@ def parse_wait_details(status: Mapping[str, Any]) -> WaitDetails:
     )
 
 
-async def wait_for_first_status(wait: RequestWait, subscription: Subscription) -> CompletedReply | None:
-    """Wait until a status was judged, however long the API takes to answer. The reply when it is there already.
+async def wait_for_first_status(
+    wait: RequestWait, subscription: Subscription
+) -> CompletedReply | None:
+    """Wait until a status was judged, however long the API takes to answer. The reply when it is
+    there already.
 
     Raises WaitFailed.
     """
@@ -257,13 +308,17 @@ async def wait_for_first_status(wait: RequestWait, subscription: Subscription) -
 
 
 async def wait_for_reply(wait: RequestWait, subscription: Subscription) -> CompletedReply:
-    """Wait for the reply after the first status. Raises WaitFailed when there will be none, or the budget is spent."""
+    """Wait for the reply after the first status. Raises WaitFailed when there will be none, or the
+    budget is spent.
+    """
     reply = await _wait(wait, subscription, is_enough=lambda: False)
     assert reply is not None
     return reply
 
 
-async def _wait(wait: RequestWait, subscription: Subscription, *, is_enough: Callable[[], bool]) -> CompletedReply | None:
+async def _wait(
+    wait: RequestWait, subscription: Subscription, *, is_enough: Callable[[], bool]
+) -> CompletedReply | None:
     wait.enter()
     try:
         while True:
@@ -285,7 +340,9 @@ async def _wait(wait: RequestWait, subscription: Subscription, *, is_enough: Cal
 
 
 async def _hear_reason_to_read(wait: RequestWait, subscription: Subscription) -> bool:
-    """Listen until the status has to be read; False when the budget ended first, or the rhythm has changed."""
+    """Listen until the status has to be read; False when the budget ended first, or the rhythm has
+    changed.
+    """
     seconds = wait.compute_seconds_until_read(is_healthy=subscription.is_healthy)
     notice = await subscription.next_notice(seconds)
     if wait.is_past_deadline or (notice is not None and notice.kind is NoticeKind.LOST):

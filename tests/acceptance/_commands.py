@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""``horde`` commands one after the other in one process, since importing takes longer than any of them runs.
+"""``horde`` commands one after the other in one process, since importing takes longer than any of
+them runs.
 
-Reads a JSON array of words a line and answers with the JSON {code, output}. ``["clean-up"]`` is no command: it runs the
-leader's pass over stale jobs and expired requests, as a host would that has just become the leader.
+Reads a JSON array of words a line and answers with the JSON {code, output}. ``["clean-up"]`` is no
+command: it runs the leader's pass over stale jobs and expired requests, as a host would that has
+just become the leader.
 """
 
 import contextlib

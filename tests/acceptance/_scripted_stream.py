@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""A horde that takes progress posts and a backend that streams, both as a test scripts them, over real sockets."""
+"""A horde that takes progress posts and a backend that streams, both as a test scripts them, over
+real sockets.
+"""
 
 import contextlib
 import json
@@ -23,7 +25,15 @@ SAMPLING = {
     "top_k": 0,
     "min_p": 0.0,
 }
-NO_JOB = {"id": None, "ids": [], "payload": {}, "skipped": {}, "model": None, "messages": [], "ttl": None}
+NO_JOB = {
+    "id": None,
+    "ids": [],
+    "payload": {},
+    "skipped": {},
+    "model": None,
+    "messages": [],
+    "ttl": None,
+}
 
 type Post = dict[str, Any]
 type Answer = tuple[int, dict[str, Any] | bytes] | None
@@ -65,7 +75,9 @@ class Handler(BaseHTTPRequestHandler):
     def answer(self, status: int, body: dict[str, Any] | bytes) -> None:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         self.send_response(status)
-        self.send_header("Content-Type", "text/html" if isinstance(body, bytes) else "application/json")
+        self.send_header(
+            "Content-Type", "text/html" if isinstance(body, bytes) else "application/json"
+        )
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
@@ -75,7 +87,9 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class StreamingHorde(Server):
-    """Hands out jobs and accepts progress as the contract says, unless ``answer_post`` has another answer."""
+    """Hands out jobs and accepts progress as the contract says, unless ``answer_post`` has another
+    answer.
+    """
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), HordeHandler)
@@ -92,9 +106,17 @@ class StreamingHorde(Server):
     def hand_out(self, *, ttl: int = 150, **payload: Any) -> None:
         """Queue a streamed chat job."""
         messages = [{"role": "user", "content": "Name one colour."}]
-        body = {"messages": messages, **SAMPLING, "n": 1, "max_length": 200, "max_context_length": 4096}
+        body = {
+            "messages": messages,
+            **SAMPLING,
+            "n": 1,
+            "max_length": 200,
+            "max_context_length": 4096,
+        }
         body |= {"stream_progress": True, **payload}
-        self.jobs.put({**NO_JOB, "id": JOB_ID, "ids": [JOB_ID], "ttl": ttl, "chat": True, "payload": body})
+        self.jobs.put(
+            {**NO_JOB, "id": JOB_ID, "ids": [JOB_ID], "ttl": ttl, "chat": True, "payload": body}
+        )
 
     def wait_for_submit(self) -> dict[str, Any]:
         return self.submits.get(timeout=WAIT_SECONDS)
@@ -104,8 +126,14 @@ class StreamingHorde(Server):
         return lambda: len(self.accepted) >= count
 
     def post_each(self, *chunks: bytes) -> list["Step"]:
-        """Steps of a backend that sends each of these chunks once the text of the one before was accepted."""
-        return [step for count, piece in enumerate(chunks, 1) for step in (piece, self.has_accepted(count))]
+        """Steps of a backend that sends each of these chunks once the text of the one before was
+        accepted.
+        """
+        return [
+            step
+            for count, piece in enumerate(chunks, 1)
+            for step in (piece, self.has_accepted(count))
+        ]
 
     def wait_for_posts(self, count: int) -> None:
         wait_until(lambda: len(self.posts) >= count)
@@ -120,7 +148,11 @@ class StreamingHorde(Server):
         if post["seq"] == expected:
             self.accepted.append(post)
         elif not (self.accepted and post == self.accepted[-1]):
-            return 409, {"rc": "ChatProgressOutOfSequence", "message": f"Expected seq {expected}.", "expected_seq": expected}
+            return 409, {
+                "rc": "ChatProgressOutOfSequence",
+                "message": f"Expected seq {expected}.",
+                "expected_seq": expected,
+            }
         return 200, {"accepted_seq": post["seq"], "cancelled": False}
 
 
@@ -140,7 +172,9 @@ class HordeHandler(Handler):
                 self.server.posts.append(body)
                 self.server.post_times.append(time.monotonic())
                 scripted = self.server.answer_post(body)
-                answer = self.server.take(body) if scripted is True or scripted is None else scripted
+                answer = (
+                    self.server.take(body) if scripted is True or scripted is None else scripted
+                )
             if scripted is None:  # taken, and the answer is lost
                 self.close_connection = True
                 return
@@ -155,7 +189,9 @@ Step = bytes | float | threading.Event | Callable[[], object]
 
 
 class StreamingBackend(Server):
-    """Answers each chat with the steps of its script: bytes are sent, seconds slept, events and conditions waited for."""
+    """Answers each chat with the steps of its script: bytes are sent, seconds slept, events and
+    conditions waited for.
+    """
 
     def __init__(
         self,
@@ -204,7 +240,8 @@ class BackendHandler(Handler):
         ends = time.monotonic() + (WAIT_SECONDS if callable(is_met) else is_met)
         while time.monotonic() < ends and not (callable(is_met) and is_met()):
             if select.select([self.connection], [], [], 0.01)[0]:
-                raise ConnectionResetError  # nothing more is sent on this connection, so this is its end
+                # Nothing more is sent on this connection, so this is its end.
+                raise ConnectionResetError
 
 
 def chunk(finish_reason: str | None = None, **delta: Any) -> bytes:
@@ -213,7 +250,9 @@ def chunk(finish_reason: str | None = None, **delta: Any) -> bytes:
 
 
 def event(body: object) -> bytes:
-    return b"data: " + json.dumps(body, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n\n"
+    return (
+        b"data: " + json.dumps(body, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n\n"
+    )
 
 
 USAGE = event({"choices": [], "usage": {"prompt_tokens": 21, "completion_tokens": 5}})

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""``horde`` on a host whose clock is wrong by SKEW_SECONDS. Nothing of the project may be imported before the clock is set."""
+"""``horde`` on a host whose clock is wrong by SKEW_SECONDS. Nothing of the project may be imported
+before the clock is set.
+"""
 
 import os
 import sys

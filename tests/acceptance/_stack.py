@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""A horde of real processes that a test may kill: services of its own, the API, a bridge, and workers it speaks for.
+"""A horde of real processes that a test may kill: services of its own, the API, a bridge, and
+workers it speaks for.
 
-Nothing here looks inside the API: tests ask it over HTTP, and the database only for what no route tells.
+Nothing here looks inside the API: tests ask it over HTTP, and the database only for what no route
+tells.
 """
 
 import contextlib
@@ -33,7 +35,8 @@ STOP_SECONDS = 60
 ANSWER_SECONDS = 30  # of one request; what has to be quick is asserted by the test
 WAIT_SECONDS = 120
 
-# Several workers of one test may pop far more often than one address may, and all share one address.
+# Several workers of one test may pop far more often than one address may, and all share one
+# address.
 WITHOUT_LIMITS = {"HORDE_TEST_RATELIMIT_DISABLED": "1"}
 WITH_WIDE_LIMITS = {
     "HORDE_TEST_RATELIMIT_DISABLED": "0",
@@ -43,12 +46,21 @@ WITH_WIDE_LIMITS = {
 MANY_WAITING = 1000  # generations an account of a test may have waiting
 
 CHAT_LIMITS = {"max_context_length": 8192, "max_length": 1024}
-CHAT_FEATURES = ["frequency_penalty", "json_object", "presence_penalty", "prompt_overflow_refused", "seed", "tools"]
+CHAT_FEATURES = [
+    "frequency_penalty",
+    "json_object",
+    "presence_penalty",
+    "prompt_overflow_refused",
+    "seed",
+    "tools",
+]
 
 type Answer = httpx.Response
 
 
-def wait_until(condition: Callable[[], object], seconds: float = WAIT_SECONDS, *, log: Path | None = None) -> Any:
+def wait_until(
+    condition: Callable[[], object], seconds: float = WAIT_SECONDS, *, log: Path | None = None
+) -> Any:
     """Ask until the answer is true. Returns it; a failure shows the end of ``log``."""
     deadline = time.monotonic() + seconds
     while not (result := condition()):
@@ -65,7 +77,12 @@ class Commands:
     def __init__(self, environment: Mapping[str, str]) -> None:
         command = [sys.executable, "-m", "tests.acceptance._commands"]
         self._process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
 
     def run(self, *words: str) -> tuple[int, str]:
@@ -91,14 +108,20 @@ class Commands:
 class FailingServices:
     """A Postgres and a Redis that a test stops and starts again on their ports. Main thread only.
 
-    Postgres waits for the disk, so that nothing answered with success may be missing after a crash. Redis keeps nothing.
+    Postgres waits for the disk, so that nothing answered with success may be missing after a crash.
+    Redis keeps nothing.
     """
 
     def __init__(self, state: Path) -> None:
         make_state_folder(state)
         self._state, self._secrets = state, load_secrets(state)
         self._launcher = Launcher(state / "services.json")
-        self.postgres = Postgres(state, password=self._secrets["postgres_password"], token=self._secrets["token"], durable=True)
+        self.postgres = Postgres(
+            state,
+            password=self._secrets["postgres_password"],
+            token=self._secrets["token"],
+            durable=True,
+        )
         self.valkey = Valkey(state, password=self._secrets["redis_password"], durable=False)
         self._children: dict[str, tuple[Service, Child]] = {}
 
@@ -106,7 +129,10 @@ class FailingServices:
         """Start both and wait until they answer."""
         self._launcher.launch_all([self.postgres, self.valkey])
         for child in self._launcher.children:
-            self._children[child.name] = (self.postgres if child.name == "postgres" else self.valkey, child)
+            self._children[child.name] = (
+                self.postgres if child.name == "postgres" else self.valkey,
+                child,
+            )
 
     def send(self, name: str, number: signal.Signals) -> None:
         """Signal ``postgres`` or ``valkey`` and go on."""
@@ -133,7 +159,8 @@ class FailingServices:
         """Stop both and delete what they stored."""
         for _, child in self._children.values():
             if child.process is not None and child.is_alive():
-                child.process.send_signal(signal.SIGCONT)  # a test that failed may have left it frozen
+                # A test that failed may have left it frozen.
+                child.process.send_signal(signal.SIGCONT)
         self._launcher.stop_all()
         remove_external_data(self._secrets["token"])
 
@@ -169,12 +196,18 @@ class Account:
 
 
 class Api:
-    """``horde serve`` with two processes on one port, started and ended as often as a test likes."""
+    """``horde serve`` with two processes on one port, started and ended as often as a test
+    likes.
+    """
 
-    def __init__(self, environment: Mapping[str, str], folder: Path, *, module: str = "horde.cli.main") -> None:
+    def __init__(
+        self, environment: Mapping[str, str], folder: Path, *, module: str = "horde.cli.main"
+    ) -> None:
         self.environment, self.log, self._module = environment, folder / "api.log", module
         self.port = find_free_ports(1)[0]
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}/api/v2", timeout=ANSWER_SECONDS, verify=False)
+        self.http = httpx.Client(
+            base_url=f"http://127.0.0.1:{self.port}/api/v2", timeout=ANSWER_SECONDS, verify=False
+        )
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -190,10 +223,26 @@ class Api:
 
     def start(self) -> None:
         """Start it and wait until it answers."""
-        command = [sys.executable, "-m", self._module, "serve", "--port", str(self.port), "--workers", "2", "--threads", "16"]
+        command = [
+            sys.executable,
+            "-m",
+            self._module,
+            "serve",
+            "--port",
+            str(self.port),
+            "--workers",
+            "2",
+            "--threads",
+            "16",
+        ]
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(
-                command, cwd=ROOT, env=self.environment, stdout=output, stderr=output, start_new_session=True
+                command,
+                cwd=ROOT,
+                env=self.environment,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
             )
         wait_until(self.is_serving, API_START_SECONDS, log=self.log)
 
@@ -207,7 +256,12 @@ class Api:
 
     def list_process_ids(self) -> list[int]:
         """The processes that serve, the parent not among them."""
-        return [int(word) for word in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()]
+        return [
+            int(word)
+            for word in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+            .read_text()
+            .split()
+        ]
 
     def kill(self) -> None:
         """End every process of it at once, without a chance to finish anything."""
@@ -233,12 +287,16 @@ class Api:
                 self._process.wait(STOP_SECONDS)
 
     def find_leader(self) -> int | None:
-        """The process that runs the periodic jobs, by the last event of one that became the leader and lives."""
+        """The process that runs the periodic jobs, by the last event of one that became the leader
+        and lives.
+        """
         leader = None
         for line in self.log.read_text().splitlines():
             with contextlib.suppress(ValueError):
                 event = json.loads(line)
-                if event.get("event") == "horde.background.leader_changed" and event.get("is_leader"):
+                if event.get("event") == "horde.background.leader_changed" and event.get(
+                    "is_leader"
+                ):
                     leader = int(event["pid"])
         return leader if leader is not None and read_start_stamp(leader) is not None else None
 
@@ -266,7 +324,9 @@ class Api:
         assert answer.status_code == 200, answer.text
         return dict(answer.json())
 
-    def wait_for_reply(self, kind: str, request_id: str, seconds: float = WAIT_SECONDS) -> dict[str, Any]:
+    def wait_for_reply(
+        self, kind: str, request_id: str, seconds: float = WAIT_SECONDS
+    ) -> dict[str, Any]:
         """The status once the request is done."""
 
         def find_done() -> dict[str, Any] | None:
@@ -292,10 +352,24 @@ class Front:
 
     def start(self) -> None:
         """Start it and wait until it reaches the API."""
-        command = [sys.executable, "-m", "horde.cli.main", "front", "--port", str(self.port), "--native-url", self._native_url]
+        command = [
+            sys.executable,
+            "-m",
+            "horde.cli.main",
+            "front",
+            "--port",
+            str(self.port),
+            "--native-url",
+            self._native_url,
+        ]
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(
-                command, cwd=ROOT, env=self.environment, stdout=output, stderr=output, start_new_session=True
+                command,
+                cwd=ROOT,
+                env=self.environment,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
             )
         wait_until(self.is_ready, API_START_SECONDS, log=self.log)
 
@@ -319,7 +393,9 @@ class Front:
                 self._process.wait()
 
 
-def build_text_request(model: str, *, n: int = 1, max_length: int = 24, **params: Any) -> dict[str, Any]:
+def build_text_request(
+    model: str, *, n: int = 1, max_length: int = 24, **params: Any
+) -> dict[str, Any]:
     """The body of a text request."""
     params = {"n": n, "max_length": max_length, "max_context_length": 1024, **params}
     return {"prompt": "Once upon a time", "models": [model], "params": params}
@@ -327,7 +403,12 @@ def build_text_request(model: str, *, n: int = 1, max_length: int = 24, **params
 
 def build_chat_request(model: str, **more: Any) -> dict[str, Any]:
     """The body of a chat request."""
-    return {"model": model, "messages": [{"role": "user", "content": "Name one colour."}], "max_tokens": 32, **more}
+    return {
+        "model": model,
+        "messages": [{"role": "user", "content": "Name one colour."}],
+        "max_tokens": 32,
+        **more,
+    }
 
 
 @dataclass
@@ -352,7 +433,12 @@ class ScriptedWorker:
             "bridge_agent": "Horde Bridge:1:https://example.org",
         }
         if self.takes_chat:
-            body |= {"chat_jobs": True, "model_id": self.model, "chat_features": CHAT_FEATURES, "chat_limits": CHAT_LIMITS}
+            body |= {
+                "chat_jobs": True,
+                "model_id": self.model,
+                "chat_features": CHAT_FEATURES,
+                "chat_limits": CHAT_LIMITS,
+            }
         return self.api.post("/generate/text/pop", body | self.changes, self.key)
 
     def pop(self) -> dict[str, Any] | None:
@@ -388,7 +474,12 @@ def build_reply(job: Mapping[str, Any], text: str) -> dict[str, Any]:
     """The submit of a popped job."""
     if job.get("chat"):
         message = {"role": "assistant", "content": text}
-        return {"id": job["id"], "model_id": job["model"], "message": message, "finish_reason": "stop"}
+        return {
+            "id": job["id"],
+            "model_id": job["model"],
+            "message": message,
+            "finish_reason": "stop",
+        }
     return {"id": job["id"], "generation": text, "state": "ok"}
 
 
@@ -403,10 +494,21 @@ class Horde:
 
     @classmethod
     def build(cls, services: Mapping[str, str], folder: Path, **settings: str) -> Self:
-        """On the services of these settings; nothing is started yet but the process for commands."""
-        defaults = {"HORDE_ENVIRONMENT": "development", "HORDE_LOG_FORMAT": "json", **WITHOUT_LIMITS}
+        """On the services of these settings; nothing is started yet but the process for
+        commands.
+        """
+        defaults = {
+            "HORDE_ENVIRONMENT": "development",
+            "HORDE_LOG_FORMAT": "json",
+            **WITHOUT_LIMITS,
+        }
         environment = {**os.environ, **defaults, **services, **settings}
-        return cls(Api(environment, folder), Database(services["DATABASE_URL"]), environment, Commands(environment))
+        return cls(
+            Api(environment, folder),
+            Database(services["DATABASE_URL"]),
+            environment,
+            Commands(environment),
+        )
 
     def start(self) -> None:
         """Migrate the database and start the API."""
@@ -421,8 +523,12 @@ class Horde:
     def create_account(self, name: str, *, is_trusted: bool = True) -> Account:
         """An account with kudos that may have a thousand requests waiting."""
         trust = ["--trusted"] if is_trusted else []
-        made = json.loads(self.commands.require("user", "create", "--username", name, "--kudos", "100000", *trust))
-        self.database.rows("UPDATE users SET concurrency = %s WHERE id = %s", MANY_WAITING, made["id"])
+        made = json.loads(
+            self.commands.require("user", "create", "--username", name, "--kudos", "100000", *trust)
+        )
+        self.database.rows(
+            "UPDATE users SET concurrency = %s WHERE id = %s", MANY_WAITING, made["id"]
+        )
         return Account(made["id"], made["alias"], made["api_key"])
 
     def audit(self) -> dict[str, Any]:
@@ -443,7 +549,8 @@ class Horde:
         """How often this account was paid for a reply."""
         return int(
             self.database.value(
-                "SELECT count(*) FROM kudos_ledger WHERE user_id = %s AND entry_type = 'GENERATION' AND amount > 0", account.id
+                "SELECT count(*) FROM kudos_ledger WHERE user_id = %s AND entry_type = 'GENERATION' AND amount > 0",
+                account.id,
             )
         )
 
@@ -461,14 +568,30 @@ class Horde:
 
 
 @contextlib.contextmanager
-def running_bridge(horde: Horde, key: str, backend: str, name: str, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-    """``horde bridge`` between the API and a backend's address (without /v1), once the API lists its model."""
+def running_bridge(
+    horde: Horde, key: str, backend: str, name: str, *options: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """``horde bridge`` between the API and a backend's address (without /v1), once the API lists
+    its model.
+    """
     log = horde.api.log.with_name(f"{name}.log")
-    command = [sys.executable, "-m", "horde.cli.main", "bridge", "--api", horde.api.url, "--backend", f"{backend}/v1"]
+    command = [
+        sys.executable,
+        "-m",
+        "horde.cli.main",
+        "bridge",
+        "--api",
+        horde.api.url,
+        "--backend",
+        f"{backend}/v1",
+    ]
     environment = {**os.environ, "HORDE_BRIDGE_KEY": key}
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*command, "--name", name, "--log-format", "json", *options], cwd=ROOT, env=environment, stderr=output
+            [*command, "--name", name, "--log-format", "json", *options],
+            cwd=ROOT,
+            env=environment,
+            stderr=output,
         )
     try:
         wait_until(lambda: is_online(horde, name), API_START_SECONDS, log=log)
@@ -511,4 +634,7 @@ def running_front(horde: Horde, folder: Path, **settings: str) -> Iterator[Front
 
 def build_shared_environment(addresses: ServiceAddresses, name: str) -> dict[str, str]:
     """The services of the run with a database of one's own."""
-    return {**addresses.build_environment(), "DATABASE_URL": make_database(addresses.database_url, name)}
+    return {
+        **addresses.build_environment(),
+        "DATABASE_URL": make_database(addresses.database_url, name),
+    }

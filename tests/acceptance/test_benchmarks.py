@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""The benchmarks run and print what they promise. How fast anything was is not judged: the machine may be busy."""
+"""The benchmarks run and print what they promise. How fast anything was is not judged: the machine
+may be busy.
+"""
 
 import json
 import os
@@ -14,12 +16,22 @@ from tests.services import ROOT, make_database
 LIMIT_SECONDS = 240
 
 
-def run_benchmark(service_urls: ServiceAddresses, name: str, *options: str) -> subprocess.CompletedProcess[str]:
+def run_benchmark(
+    service_urls: ServiceAddresses, name: str, *options: str
+) -> subprocess.CompletedProcess[str]:
     """`dev.py bench NAME` on the services of the tests."""
     url = make_database(service_urls.database_url, f"bench_{name}")
     environment = {**os.environ, **service_urls.build_environment(), "DATABASE_URL": url}
     command = [sys.executable, "-m", f"benchmarks.{name}", *options]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False)
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+        check=False,
+    )
 
 
 @pytest.mark.slow
@@ -53,7 +65,9 @@ def test_the_queue_benchmark_prints_a_row_for_the_floor_and_each_filling(
 
 
 @pytest.mark.slow
-def test_the_progress_benchmark_loses_no_entry_and_compares_with_the_bare_script(service_urls: ServiceAddresses) -> None:
+def test_the_progress_benchmark_loses_no_entry_and_compares_with_the_bare_script(
+    service_urls: ServiceAddresses,
+) -> None:
     answer = run_benchmark(service_urls, "progress", "--quick", "--json")
     assert answer.returncode == 0, answer.stderr
     script, alone, streaming = json.loads(answer.stdout)

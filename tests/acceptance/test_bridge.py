@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""The bridge as a process, a real llama.cpp behind it, and a horde that hands out scripted jobs in front of it."""
+"""The bridge as a process, a real llama.cpp behind it, and a horde that hands out scripted jobs in
+front of it.
+"""
 
 import json
 import os
@@ -20,7 +22,15 @@ from horde.bridge.loop import EXIT_REFUSED
 
 KEY = "a-key-of-the-owner"
 WAIT_SECONDS = 180  # on a busy machine
-NO_JOB = {"id": None, "ids": [], "payload": {}, "skipped": {}, "model": None, "messages": [], "ttl": None}
+NO_JOB = {
+    "id": None,
+    "ids": [],
+    "payload": {},
+    "skipped": {},
+    "model": None,
+    "messages": [],
+    "ttl": None,
+}
 SAMPLING = {
     "temperature": 1.0,
     "top_p": 1.0,
@@ -67,8 +77,18 @@ class ScriptedHorde(ThreadingHTTPServer):
 
     def ask(self, **payload: Any) -> dict[str, Any]:
         """Hand out one chat job and return what is submitted for it."""
-        messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Name one colour."}]
-        body = {"messages": messages, **SAMPLING, "n": 1, "max_length": 200, "max_context_length": 4096, **payload}
+        messages = [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "Name one colour."},
+        ]
+        body = {
+            "messages": messages,
+            **SAMPLING,
+            "n": 1,
+            "max_length": 200,
+            "max_context_length": 4096,
+            **payload,
+        }
         return self.hand_out({"chat": True, "payload": body})
 
     def hand_out(self, job: dict[str, Any]) -> dict[str, Any]:
@@ -126,7 +146,9 @@ def horde() -> Iterator[ScriptedHorde]:
 
 
 @contextmanager
-def start_bridge(horde: ScriptedHorde, backend: str, *options: str, key: str = KEY) -> Iterator[subprocess.Popen[str]]:
+def start_bridge(
+    horde: ScriptedHorde, backend: str, *options: str, key: str = KEY
+) -> Iterator[subprocess.Popen[str]]:
     address = f"http://127.0.0.1:{horde.server_address[1]}/api"
     command = [
         sys.executable,
@@ -141,7 +163,9 @@ def start_bridge(horde: ScriptedHorde, backend: str, *options: str, key: str = K
         "tester",
     ]
     environment = {**os.environ, "HORDE_BRIDGE_KEY": key}
-    process = subprocess.Popen([*command, *options], env=environment, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*command, *options], env=environment, stderr=subprocess.PIPE, text=True
+    )
     try:
         yield process
     finally:
@@ -184,25 +208,36 @@ def test_a_chat_is_answered(bridge: ScriptedHorde) -> None:
 
 
 def test_the_same_seed_gives_the_same_reply(bridge: ScriptedHorde) -> None:
-    first, second, third = (bridge.ask(seed=seed, max_length=64)["message"]["content"] for seed in (7, 7, 8))
+    first, second, third = (
+        bridge.ask(seed=seed, max_length=64)["message"]["content"] for seed in (7, 7, 8)
+    )
     assert first == second
     assert first != third
 
 
 def test_a_strict_schema_is_kept(bridge: ScriptedHorde) -> None:
-    shape = {"type": "json_schema", "json_schema": {"name": "colour", "strict": True, "schema": COLOUR}}
+    shape = {
+        "type": "json_schema",
+        "json_schema": {"name": "colour", "strict": True, "schema": COLOUR},
+    }
     reply = bridge.ask(response_format=shape)
     Draft202012Validator(COLOUR).validate(json.loads(reply["message"]["content"]))
 
 
 def test_a_keyword_the_grammar_drops_faults_the_job(bridge: ScriptedHorde) -> None:
     schema = {**COLOUR, "properties": {"shade": {"enum": ["red"], "not": {"const": "red"}}}}
-    shape = {"type": "json_schema", "json_schema": {"name": "colour", "strict": True, "schema": schema}}
+    shape = {
+        "type": "json_schema",
+        "json_schema": {"name": "colour", "strict": True, "schema": schema},
+    }
     assert bridge.ask(response_format=shape)["fault_reason"] == "unbuildable_grammar"
 
 
 def test_a_schema_that_cannot_be_built_faults_the_job(bridge: ScriptedHorde) -> None:
-    shape = {"type": "json_schema", "json_schema": {"name": "colour", "schema": {"type": "no such type"}}}
+    shape = {
+        "type": "json_schema",
+        "json_schema": {"name": "colour", "schema": {"type": "no such type"}},
+    }
     assert bridge.ask(response_format=shape)["fault_reason"] == "unbuildable_grammar"
 
 
@@ -215,13 +250,20 @@ def test_a_forced_tool_is_called(bridge: ScriptedHorde) -> None:
 
 
 def test_offered_tools_and_their_turns_are_rendered(bridge: ScriptedHorde) -> None:
-    call = {"id": "a", "type": "function", "function": {"name": "lookup_weather", "arguments": '{"city": "Oslo"}'}}
+    call = {
+        "id": "a",
+        "type": "function",
+        "function": {"name": "lookup_weather", "arguments": '{"city": "Oslo"}'},
+    }
     turns = [
         {"role": "user", "content": [{"type": "text", "text": "Weather?"}]},
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "content": "Rain.", "tool_call_id": "a"},
     ]
-    bare, offered = (bridge.ask(messages=turns, max_length=16, **more)["prompt_tokens"] for more in ({}, {"tools": TOOLS}))
+    bare, offered = (
+        bridge.ask(messages=turns, max_length=16, **more)["prompt_tokens"]
+        for more in ({}, {"tools": TOOLS})
+    )
     assert offered > bare
 
 
@@ -256,23 +298,44 @@ def test_a_refused_reply_is_given_back(bridge: ScriptedHorde) -> None:
 
 
 @pytest.mark.parametrize("prompt", ["Once upon a time", "the " * 5000, ""])
-def test_a_text_is_continued_even_when_its_beginning_has_to_go(bridge: ScriptedHorde, prompt: str) -> None:
-    payload = {"prompt": prompt, "max_length": 24, "max_context_length": 2048, "n": 1, "temperature": 0.8, "rep_pen": 1.1}
+def test_a_text_is_continued_even_when_its_beginning_has_to_go(
+    bridge: ScriptedHorde, prompt: str
+) -> None:
+    payload = {
+        "prompt": prompt,
+        "max_length": 24,
+        "max_context_length": 2048,
+        "n": 1,
+        "temperature": 0.8,
+        "rep_pen": 1.1,
+    }
     submit = bridge.hand_out({"payload": payload})
-    assert (submit["id"], submit["state"], isinstance(submit["generation"], str)) == ("job-1", "ok", True)
+    assert (submit["id"], submit["state"], isinstance(submit["generation"], str)) == (
+        "job-1",
+        "ok",
+        True,
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_with_0_and_its_log_keeps_the_secrets(horde: ScriptedHorde, tiny_backend: str, number: int) -> None:
+def test_a_signal_ends_it_with_0_and_its_log_keeps_the_secrets(
+    horde: ScriptedHorde, tiny_backend: str, number: int
+) -> None:
     with start_bridge(horde, tiny_backend, "--threads", "2", "--log-format", "json") as process:
-        reply = horde.ask(max_length=400, messages=[{"role": "user", "content": "a prompt to keep"}])
+        reply = horde.ask(
+            max_length=400, messages=[{"role": "user", "content": "a prompt to keep"}]
+        )
         horde.pops.get(timeout=WAIT_SECONDS)
         process.send_signal(number)
         _, log = process.communicate(timeout=WAIT_SECONDS)
     assert process.returncode == 0
     events = [json.loads(line) for line in log.splitlines()]
-    assert {"horde.bridge.serving", "horde.bridge.job_done", "horde.bridge.stopped"} <= {event["event"] for event in events}
-    assert not any(secret in log for secret in (KEY, "a prompt to keep", reply["message"]["content"]))
+    assert {"horde.bridge.serving", "horde.bridge.job_done", "horde.bridge.stopped"} <= {
+        event["event"] for event in events
+    }
+    assert not any(
+        secret in log for secret in (KEY, "a prompt to keep", reply["message"]["content"])
+    )
 
 
 def test_a_wrong_key_ends_it_with_1(horde: ScriptedHorde, tiny_backend: str) -> None:

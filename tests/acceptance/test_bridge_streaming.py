@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""The bridge streams: a scripted backend behind it and a scripted horde in front of it, over real sockets."""
+"""The bridge streams: a scripted backend behind it and a scripted horde in front of it, over real
+sockets.
+"""
 
 import contextlib
 import re
@@ -53,9 +55,19 @@ def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextlib.contextmanager
 def running_bridge(horde_url: str, backend_url: str, **changes: Any) -> Iterator[Bridge]:
     """A bridge in a thread of its own, stopped at the end of the block."""
-    facts: dict[str, Any] = {"worker_name": "streamer", "max_length": 1024, "grace_seconds": 0.5, **changes}
-    config = BridgeConfig(api_url=f"{horde_url}/api", api_key=KEY, backend_url=f"{backend_url}/v1", **facts)
-    horde, backend = HordeApi(config.api_url, KEY, config.bridge_agent), Backend(config.backend_url, None)
+    facts: dict[str, Any] = {
+        "worker_name": "streamer",
+        "max_length": 1024,
+        "grace_seconds": 0.5,
+        **changes,
+    }
+    config = BridgeConfig(
+        api_url=f"{horde_url}/api", api_key=KEY, backend_url=f"{backend_url}/v1", **facts
+    )
+    horde, backend = (
+        HordeApi(config.api_url, KEY, config.bridge_agent),
+        Backend(config.backend_url, None),
+    )
     inputs = InputFetcher()
     bridge = Bridge(config, horde, backend, inputs)
     thread = threading.Thread(target=bridge.run)
@@ -76,10 +88,17 @@ def horde() -> Iterator[StreamingHorde]:
 
 
 @contextlib.contextmanager
-def serving(horde: StreamingHorde, steps: Sequence[Step], **changes: Any) -> Iterator[StreamingBackend]:
+def serving(
+    horde: StreamingHorde, steps: Sequence[Step], **changes: Any
+) -> Iterator[StreamingBackend]:
     """A bridge between the horde and a backend with this script."""
-    about_backend = {name: changes.pop(name) for name in ("content_type", "status") if name in changes}
-    with StreamingBackend(steps, **about_backend).running() as backend, running_bridge(horde.url, backend.url, **changes):
+    about_backend = {
+        name: changes.pop(name) for name in ("content_type", "status") if name in changes
+    }
+    with (
+        StreamingBackend(steps, **about_backend).running() as backend,
+        running_bridge(horde.url, backend.url, **changes),
+    ):
         yield backend
 
 
@@ -95,8 +114,16 @@ def test_what_is_written_is_posted_before_the_reply_is_submitted(horde: Streamin
     with serving(horde, [chunk(role="assistant", content=None), *steps, END]) as backend:
         horde.hand_out()
         reply = horde.wait_for_submit()
-    assert [post["delta"] for post in horde.posts] == [{"content": "Blue"}, {"content": ", or"}, {"content": " red."}]
-    assert [(post["id"], post["seq"]) for post in horde.posts] == [(JOB_ID, 1), (JOB_ID, 2), (JOB_ID, 3)]
+    assert [post["delta"] for post in horde.posts] == [
+        {"content": "Blue"},
+        {"content": ", or"},
+        {"content": " red."},
+    ]
+    assert [(post["id"], post["seq"]) for post in horde.posts] == [
+        (JOB_ID, 1),
+        (JOB_ID, 2),
+        (JOB_ID, 3),
+    ]
     assert reply == {
         "id": JOB_ID,
         "model_id": "scripted",
@@ -119,27 +146,47 @@ def test_a_job_without_the_hint_is_not_posted(horde: StreamingHorde) -> None:
 
 
 def test_reasoning_is_posted_beside_the_content(horde: StreamingHorde) -> None:
-    steps = horde.post_each(chunk(reasoning_content="Hm"), chunk(reasoning_content=", yes."), chunk(content="Blue."))
+    steps = horde.post_each(
+        chunk(reasoning_content="Hm"), chunk(reasoning_content=", yes."), chunk(content="Blue.")
+    )
     reply = serve(horde, [*steps, END])
     assert [post["delta"] for post in horde.posts] == [
         {"content": "", "reasoning_content": "Hm"},
         {"content": "", "reasoning_content": ", yes."},
         {"content": "Blue."},
     ]
-    assert reply["message"] == {"role": "assistant", "content": "Blue.", "reasoning_content": "Hm, yes."}
+    assert reply["message"] == {
+        "role": "assistant",
+        "content": "Blue.",
+        "reasoning_content": "Hm, yes.",
+    }
 
 
 def test_a_think_block_is_posted_as_reasoning(horde: StreamingHorde) -> None:
     pieces = ["<th", "ink>", "\nHm", ".\n</th", "ink>\n\n", "Blue", " one."]
-    reply = serve(horde, [step for piece in pieces for step in (chunk(content=piece), 0.12)] + [END])
+    reply = serve(
+        horde, [step for piece in pieces for step in (chunk(content=piece), 0.12)] + [END]
+    )
     assert (horde.join("reasoning_content"), horde.join()) == ("Hm.", "Blue one.")
-    assert (reply["message"]["reasoning_content"], reply["message"]["content"]) == ("Hm.", "Blue one.")
+    assert (reply["message"]["reasoning_content"], reply["message"]["content"]) == (
+        "Hm.",
+        "Blue one.",
+    )
 
 
-def test_a_fast_backend_is_posted_in_pieces_of_tokens(horde: StreamingHorde, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fast_backend_is_posted_in_pieces_of_tokens(
+    horde: StreamingHorde, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(progress, "POST_SECONDS", 30.0)
     tokens = [chunk(content=f"{n} ") for n in range(300)]
-    steps = [tokens[0], horde.has_accepted(1), *tokens[1:64], 0.3, tokens[64], horde.has_accepted(2)]
+    steps = [
+        tokens[0],
+        horde.has_accepted(1),
+        *tokens[1:64],
+        0.3,
+        tokens[64],
+        horde.has_accepted(2),
+    ]
     reply = serve(horde, [*steps, *tokens[65:], END])
     first, second, *others = [post["delta"]["content"].count(" ") for post in horde.posts]
     assert (first, second) == (1, 64)
@@ -163,7 +210,8 @@ def test_a_slow_horde_does_not_slow_the_backend(horde: StreamingHorde) -> None:
     horde.answer_post = stall
     with serving(horde, [*(chunk(content=f"{n} ") for n in range(500)), Finished(), END]):
         horde.hand_out()
-        assert finished.wait(WAIT_SECONDS)  # the backend got rid of everything while the first post has no answer
+        # The backend got rid of everything while the first post has no answer.
+        assert finished.wait(WAIT_SECONDS)
         assert len(horde.posts) <= 1
         release.set()
         reply = horde.wait_for_submit()
@@ -181,11 +229,25 @@ def test_a_post_whose_answer_was_lost_is_sent_again_unchanged(horde: StreamingHo
     assert "abcdefgh".startswith(horde.join())
 
 
-def test_what_was_written_while_the_horde_was_away_goes_into_the_next_post(horde: StreamingHorde) -> None:
+def test_what_was_written_while_the_horde_was_away_goes_into_the_next_post(
+    horde: StreamingHorde,
+) -> None:
     away = threading.Event()
-    horde.answer_post = lambda post: (503, {"rc": "ChatProgressUnavailable", "message": "No."}) if away.is_set() else True
+    horde.answer_post = lambda post: (
+        (503, {"rc": "ChatProgressUnavailable", "message": "No."}) if away.is_set() else True
+    )
     back = threading.Event()
-    with serving(horde, [chunk(content="a"), back, chunk(content="b"), chunk(content="c"), lambda: horde.join() == "abc", END]):
+    with serving(
+        horde,
+        [
+            chunk(content="a"),
+            back,
+            chunk(content="b"),
+            chunk(content="c"),
+            lambda: horde.join() == "abc",
+            END,
+        ],
+    ):
         horde.hand_out()
         wait_until(lambda: len(horde.accepted) == 1)
         away.set()
@@ -201,7 +263,9 @@ def test_what_was_written_while_the_horde_was_away_goes_into_the_next_post(horde
 def test_a_horde_without_progress_gets_the_reply_alone(horde: StreamingHorde) -> None:
     horde.answer_post = lambda post: (503, {"rc": "ChatProgressUnavailable", "message": "No."})
     assert (
-        serve(horde, [chunk(content="Blue"), lambda: len(horde.posts) > 1, chunk(content="."), END])["message"]["content"]
+        serve(
+            horde, [chunk(content="Blue"), lambda: len(horde.posts) > 1, chunk(content="."), END]
+        )["message"]["content"]
         == "Blue."
     )
     assert (len(horde.posts) > 1, horde.accepted) == (True, [])
@@ -218,9 +282,13 @@ def test_a_horde_without_progress_gets_the_reply_alone(horde: StreamingHorde) ->
         (409, "ChatProgressOutOfSequence"),
     ],
 )
-def test_a_refused_post_ends_the_posting_and_not_the_job(horde: StreamingHorde, status: int, rc: str) -> None:
+def test_a_refused_post_ends_the_posting_and_not_the_job(
+    horde: StreamingHorde, status: int, rc: str
+) -> None:
     horde.answer_post = lambda post: (status, {"rc": rc, "message": "No."})
-    reply = serve(horde, [step for piece in "abcd" for step in (chunk(content=piece), 0.12)] + [END])
+    reply = serve(
+        horde, [step for piece in "abcd" for step in (chunk(content=piece), 0.12)] + [END]
+    )
     assert (len(horde.posts), reply["message"]["content"]) == (1, "abcd")
 
 
@@ -235,16 +303,25 @@ def test_a_horde_that_forgot_posts_gets_their_text_again(horde: StreamingHorde) 
 
     horde.answer_post = forget_once
     steps = horde.post_each(*(chunk(content=piece) for piece in "abc"))
-    reply = serve(horde, [*steps, chunk(content="d"), has_forgotten, horde.has_accepted(2), chunk(content="e"), END])
+    reply = serve(
+        horde,
+        [*steps, chunk(content="d"), has_forgotten, horde.has_accepted(2), chunk(content="e"), END],
+    )
     assert reply["message"]["content"] == "abcde"
     assert horde.accepted[1] == {"id": JOB_ID, "seq": 2, "delta": {"content": "bcd"}}
     assert "abcde".startswith(horde.join())
 
 
 @pytest.mark.parametrize(
-    "answer", [(200, {"accepted_seq": 1, "cancelled": True}), (404, {"rc": "ChatJobAborted", "message": "Gone."})]
+    "answer",
+    [
+        (200, {"accepted_seq": 1, "cancelled": True}),
+        (404, {"rc": "ChatJobAborted", "message": "Gone."}),
+    ],
 )
-def test_a_job_nobody_waits_for_stops_the_backend_and_is_not_submitted(horde: StreamingHorde, answer: Any) -> None:
+def test_a_job_nobody_waits_for_stops_the_backend_and_is_not_submitted(
+    horde: StreamingHorde, answer: Any
+) -> None:
     never = threading.Event()
     with serving(horde, [chunk(content="Blue"), never, END]) as backend:
         horde.answer_post = lambda post: answer if len(horde.posts) == 1 else True
@@ -257,7 +334,11 @@ def test_a_job_nobody_waits_for_stops_the_backend_and_is_not_submitted(horde: St
 
 
 def test_calls_are_submitted_whole_and_never_posted(horde: StreamingHorde) -> None:
-    pieces = [NOW, {"index": 0, "function": {"arguments": "{"}}, {"index": 0, "function": {"arguments": "}"}}]
+    pieces = [
+        NOW,
+        {"index": 0, "function": {"arguments": "{"}},
+        {"index": 0, "function": {"arguments": "}"}},
+    ]
     calls = [chunk(tool_calls=[piece]) for piece in pieces]
     steps = [*horde.post_each(chunk(content="Let me see.")), *calls, 0.2, chunk("tool_calls"), DONE]
     with serving(horde, steps, supports=frozenset({ChatFeature.TOOLS})):
@@ -265,16 +346,25 @@ def test_calls_are_submitted_whole_and_never_posted(horde: StreamingHorde) -> No
         reply = horde.wait_for_submit()
     assert [post["delta"] for post in horde.posts] == [{"content": "Let me see."}]
     (call,) = reply["message"]["tool_calls"]
-    assert (call["function"], reply["message"]["content"]) == ({"name": "now", "arguments": "{}"}, "Let me see.")
+    assert (call["function"], reply["message"]["content"]) == (
+        {"name": "now", "arguments": "{}"},
+        "Let me see.",
+    )
     assert reply["finish_reason"] == "tool_calls"
 
 
 def test_characters_are_never_cut(horde: StreamingHorde) -> None:
-    raw = event({"choices": [{"index": 0, "delta": {"content": "é😀\u2028ü"}, "finish_reason": None}]})
+    raw = event(
+        {"choices": [{"index": 0, "delta": {"content": "é😀\u2028ü"}, "finish_reason": None}]}
+    )
     halves = [chunk(content="\ud83d"), chunk(content="\ude00")]
-    escaped = [half.decode("utf-8", "surrogatepass").encode("ascii", "backslashreplace") for half in halves]
+    escaped = [
+        half.decode("utf-8", "surrogatepass").encode("ascii", "backslashreplace") for half in halves
+    ]
     steps: list[Step] = [step for byte in raw for step in (bytes([byte]), 0.005)]
-    reply = serve(horde, [*steps, escaped[0], 0.2, escaped[1], lambda: horde.join().endswith("ü😀"), END])
+    reply = serve(
+        horde, [*steps, escaped[0], 0.2, escaped[1], lambda: horde.join().endswith("ü😀"), END]
+    )
     assert reply["message"]["content"] == horde.join() == "é😀\u2028ü😀"
 
 
@@ -297,7 +387,11 @@ def test_a_backend_that_answers_whole_is_served(horde: StreamingHorde) -> None:
     with serving(horde, [whole], content_type="application/json; charset=utf-8"):
         horde.hand_out()
         reply = horde.wait_for_submit()
-    assert (reply["message"]["content"], reply["finish_reason"], reply["completion_tokens"]) == ("Blue.", "length", 2)
+    assert (reply["message"]["content"], reply["finish_reason"], reply["completion_tokens"]) == (
+        "Blue.",
+        "length",
+        2,
+    )
 
 
 @pytest.mark.parametrize(
@@ -323,7 +417,9 @@ def test_a_refusal_before_the_stream_has_its_reason(horde: StreamingHorde) -> No
         assert horde.wait_for_submit()["fault_reason"] == "prompt_overflow"
 
 
-def test_a_stalled_backend_is_left_although_it_sends_comments(horde: StreamingHorde, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stalled_backend_is_left_although_it_sends_comments(
+    horde: StreamingHorde, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(streaming, "STALL_SECONDS", 0.5)
     pings = [step for _ in range(200) for step in (b": ping\n\n", 0.05)]
     with serving(horde, [chunk(content="Blue"), *pings]) as backend:
@@ -336,7 +432,9 @@ def test_a_backend_that_keeps_the_finished_stream_open_is_not_waited_for(
     horde: StreamingHorde, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streaming, "FINISH_SECONDS", 0.2)
-    with serving(horde, [chunk(content="Blue."), chunk("stop") + USAGE, threading.Event()]) as backend:
+    with serving(
+        horde, [chunk(content="Blue."), chunk("stop") + USAGE, threading.Event()]
+    ) as backend:
         horde.hand_out()
         reply = horde.wait_for_submit()
         assert backend.was_hung_up.wait(WAIT_SECONDS)
@@ -346,11 +444,15 @@ def test_a_backend_that_keeps_the_finished_stream_open_is_not_waited_for(
 def test_posts_keep_the_lease(horde: StreamingHorde, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streaming, "LEASE_MARGIN_SECONDS", 0.0)
     monkeypatch.setattr(streaming, "MIN_BACKEND_SECONDS", 0.1)
-    reply = serve(horde, [chunk(content="a"), 1.8, chunk(content="b"), 1.8, chunk(content="c"), END], ttl=3)
+    reply = serve(
+        horde, [chunk(content="a"), 1.8, chunk(content="b"), 1.8, chunk(content="c"), END], ttl=3
+    )
     assert reply["message"]["content"] == "abc"
 
 
-def test_the_end_of_the_lease_stops_the_backend(horde: StreamingHorde, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_the_lease_stops_the_backend(
+    horde: StreamingHorde, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(streaming, "MIN_BACKEND_SECONDS", 0.1)
     with serving(horde, [chunk(content="a"), threading.Event()]) as backend:
         horde.hand_out(ttl=1)
@@ -371,7 +473,9 @@ def test_a_real_backend_is_streamed(horde: StreamingHorde, tiny_backend: str) ->
 
 
 def test_a_cancel_frees_a_real_backend(horde: StreamingHorde, tiny_backend: str) -> None:
-    horde.answer_post = lambda post: (200, {"accepted_seq": post["seq"], "cancelled": True}) if len(horde.posts) == 1 else True
+    horde.answer_post = lambda post: (
+        (200, {"accepted_seq": post["seq"], "cancelled": True}) if len(horde.posts) == 1 else True
+    )
     with running_bridge(horde.url, tiny_backend, max_length=2000):
         horde.hand_out(max_length=2000)
         horde.wait_for_posts(1)
@@ -380,7 +484,9 @@ def test_a_cancel_frees_a_real_backend(horde: StreamingHorde, tiny_backend: str)
     assert horde.submits.empty()
 
 
-def test_forced_calls_of_a_real_backend_are_not_posted(horde: StreamingHorde, tiny_backend: str) -> None:
+def test_forced_calls_of_a_real_backend_are_not_posted(
+    horde: StreamingHorde, tiny_backend: str
+) -> None:
     with running_bridge(horde.url, tiny_backend):
         horde.hand_out(tools=TOOLS, tool_choice="required")
         reply = horde.wait_for_submit()
@@ -405,10 +511,17 @@ def running_example(horde_url: str, folder: Path) -> Iterator[None]:
 
 def test_the_printed_worker_streams(horde: StreamingHorde, tmp_path: Path) -> None:
     troubles: list[Answer] = [None, (502, b"<html>Bad Gateway</html>")]
-    horde.answer_post = lambda post: troubles[len(horde.posts) - 1] if len(horde.posts) <= len(troubles) else True
+    horde.answer_post = lambda post: (
+        troubles[len(horde.posts) - 1] if len(horde.posts) <= len(troubles) else True
+    )
     with running_example(horde.url, tmp_path):
-        words = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
-        horde.hand_out(messages=[{"role": "user", "content": f"{words} seventeen eighteen nineteen twenty"}])
+        words = (
+            "one two three four five six seven eight nine ten eleven twelve thirteen fourteen"
+            " fifteen sixteen"
+        )
+        horde.hand_out(
+            messages=[{"role": "user", "content": f"{words} seventeen eighteen nineteen twenty"}]
+        )
         reply = horde.wait_for_submit()
     assert horde.posts[0] == horde.posts[1] == horde.posts[2]
     assert len(horde.accepted) > 1
@@ -417,8 +530,13 @@ def test_the_printed_worker_streams(horde: StreamingHorde, tmp_path: Path) -> No
 
 
 def test_the_printed_worker_stops_when_nobody_waits(horde: StreamingHorde, tmp_path: Path) -> None:
-    answers = [(404, {"rc": "ChatJobAborted", "message": "Gone."}), (200, {"accepted_seq": 1, "cancelled": True})]
-    horde.answer_post = lambda post: answers[len(horde.posts) - 1] if len(horde.posts) <= len(answers) else (413, {"rc": "x"})
+    answers = [
+        (404, {"rc": "ChatJobAborted", "message": "Gone."}),
+        (200, {"accepted_seq": 1, "cancelled": True}),
+    ]
+    horde.answer_post = lambda post: (
+        answers[len(horde.posts) - 1] if len(horde.posts) <= len(answers) else (413, {"rc": "x"})
+    )
     with running_example(horde.url, tmp_path):
         for _ in range(3):
             horde.hand_out(messages=[{"role": "user", "content": "one two three"}])

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Images and large conversations end to end: the API and a bridge as processes, a real object store, and a backend that looks.
+"""Images and large conversations end to end: the API and a bridge as processes, a real object
+store, and a backend that looks.
 
-The backend is scripted, since no small model here sees: it keeps what it was sent, and the test reads the images in it.
+The backend is scripted, since no small model here sees: it keeps what it was sent, and the test
+reads the images in it.
 """
 
 import base64
@@ -16,7 +18,14 @@ from PIL import Image
 
 from devtools.services import ServiceAddresses
 from tests.acceptance._scripted_stream import END, MODEL, StreamingBackend, chunk
-from tests.acceptance._stack import Account, Horde, build_shared_environment, running_bridge, running_horde, wait_until
+from tests.acceptance._stack import (
+    Account,
+    Horde,
+    build_shared_environment,
+    running_bridge,
+    running_horde,
+    wait_until,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +40,9 @@ LONG_TEXT = "The same words again and again. " * 1000
 
 
 @pytest.fixture(scope="module")
-def horde(service_urls: ServiceAddresses, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Horde]:
+def horde(
+    service_urls: ServiceAddresses, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Horde]:
     """The API with two processes and an object store."""
     services = build_shared_environment(service_urls, "acceptance_vision")
     with running_horde(services, tmp_path_factory.mktemp("vision"), **OFFLOAD) as horde:
@@ -51,11 +62,17 @@ def client(horde: Horde) -> Account:
 @contextmanager
 def serving(horde: Horde, owner: Account, *options: str) -> Iterator[StreamingBackend]:
     """A bridge whose backend sees, as its operator says."""
-    supports = [word for name in ("vision", "prompt_overflow_refused") for word in ("--supports", name)]
+    supports = [
+        word for name in ("vision", "prompt_overflow_refused") for word in ("--supports", name)
+    ]
     # Room for the long text: nothing here counts tokens.
-    with StreamingBackend([chunk(content="Two colours."), END], context_tokens=32768).running() as backend:
+    with StreamingBackend(
+        [chunk(content="Two colours."), END], context_tokens=32768
+    ).running() as backend:
         name = "-".join(("seer", *options[1:]))
-        with running_bridge(horde, owner.key, backend.url, name, *supports, "--max-length", "64", *options):
+        with running_bridge(
+            horde, owner.key, backend.url, name, *supports, "--max-length", "64", *options
+        ):
             yield backend
 
 
@@ -67,12 +84,17 @@ def build_png(colour: tuple[int, int, int]) -> str:
 
 
 def build_messages(text: str) -> list[dict[str, Any]]:
-    images = [{"type": "image_url", "image_url": {"url": build_png(colour), "detail": "low"}} for colour in COLOURS]
+    images = [
+        {"type": "image_url", "image_url": {"url": build_png(colour), "detail": "low"}}
+        for colour in COLOURS
+    ]
     return [{"role": "user", "content": [{"type": "text", "text": text}, *images]}]
 
 
 def assert_saw_the_images(request: dict[str, Any], text: str) -> None:
-    """The backend got the words, and after them each image inside its part, as JPEG of the right size and colour."""
+    """The backend got the words, and after them each image inside its part, as JPEG of the right
+    size and colour.
+    """
     (message,) = request["messages"]
     words, *images = message["content"]
     assert words == {"type": "text", "text": text}
@@ -99,13 +121,22 @@ def assert_saw_the_images(request: dict[str, Any], text: str) -> None:
     ids=["signed", "inline", "offloaded", "offloaded for others"],
 )
 def test_the_backend_sees_what_the_client_sent(
-    horde: Horde, owner: Account, client: Account, options: tuple[str, ...], text: str, transport: str
+    horde: Horde,
+    owner: Account,
+    client: Account,
+    options: tuple[str, ...],
+    text: str,
+    transport: str,
 ) -> None:
     with serving(horde, owner, *options) as backend:
         context = {"max_context_length": 16384}
-        request_id = horde.api.queue_chat(client.key, MODEL, messages=build_messages(text), stream=True, horde=context)
+        request_id = horde.api.queue_chat(
+            client.key, MODEL, messages=build_messages(text), stream=True, horde=context
+        )
         status = horde.api.wait_for_reply("chat", request_id)
-        used = horde.database.value("SELECT image_transport FROM processing_gens WHERE wp_id = %s", request_id)
+        used = horde.database.value(
+            "SELECT image_transport FROM processing_gens WHERE wp_id = %s", request_id
+        )
     (generation,) = status["generations"]
     assert generation["message"]["content"] == "Two colours."
     assert used == transport
@@ -118,7 +149,9 @@ def test_an_image_that_is_gone_faults_the_job_without_a_reason(
 ) -> None:
     with serving(horde, owner):
         pass  # known from here on, so that its model may be asked for
-    request_id = horde.api.queue_chat(client.key, MODEL, messages=build_messages("What do you see?"))
+    request_id = horde.api.queue_chat(
+        client.key, MODEL, messages=build_messages("What do you see?")
+    )
     delete_object(service_urls, f"{request_id}_chat_1.jpg")
     with serving(horde, owner) as backend:
         status = wait_until(lambda: find_faulted(horde, request_id), log=horde.api.log)

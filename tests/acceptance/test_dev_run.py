@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""``dev.py run`` and ``stop`` as a newcomer types them: from a clone, and two stacks side by side."""
+"""``dev.py run`` and ``stop`` as a newcomer types them: from a clone, and two stacks side by
+side.
+"""
 
 import json
 import os
@@ -38,7 +40,9 @@ def start(state: Path, *words: str) -> tuple[dict[str, Any], str]:
 
 def get(url: str, key: str) -> Any:
     """The JSON of a GET."""
-    with urllib.request.urlopen(urllib.request.Request(url, headers={"apikey": key}), timeout=30) as answer:
+    with urllib.request.urlopen(
+        urllib.request.Request(url, headers={"apikey": key}), timeout=30
+    ) as answer:
         return json.load(answer)
 
 
@@ -60,19 +64,27 @@ def test_two_stacks_run_side_by_side_and_start_again(states: list[Path], tiny_ba
     # The printed request is whole, and the stacks do not know each other.
     assert f"{first['api_url']}/v2/generate/chat/async" in said
     assert first["api_url"].endswith("/api")
-    assert [model["name"] for model in get(f"{first['api_url']}/v2/status/models?type=text", first["key"])] == [first["model"]]
+    assert [
+        model["name"]
+        for model in get(f"{first['api_url']}/v2/status/models?type=text", first["key"])
+    ] == [first["model"]]
     assert get(f"{second['api_url']}/v2/status/models?type=text", second["key"]) == []
     assert get(f"{first['api_url']}/v2/find_user", first["key"])["trusted"] is True
     assert first["processes"].keys() == {"weed", "valkey", "postgres", "api", "front", "worker"}
     assert first["front_url"] != second["front_url"]
-    assert [model["id"] for model in get(f"{first['front_url']}/v1/models", "")["data"]] == [first["model"]]
+    assert [model["id"] for model in get(f"{first['front_url']}/v1/models", "")["data"]] == [
+        first["model"]
+    ]
     assert get(f"{second['front_url']}/v1/models", "")["data"] == []
 
-    assert dev("run", "--state", str(states[0]), "--port", "1").returncode == 1  # one supervisor for a state
+    # One supervisor for a state.
+    assert dev("run", "--state", str(states[0]), "--port", "1").returncode == 1
 
     assert dev("stop", "--state", str(states[0])).returncode == 0
     assert not (states[0] / "run.json").exists()
-    assert [name for name, pid in first["processes"].items() if read_start_stamp(pid) is not None] == []
+    assert [
+        name for name, pid in first["processes"].items() if read_start_stamp(pid) is not None
+    ] == []
     assert get(f"{second['api_url']}/v2/status/heartbeat", second["key"])
 
     again, _ = start(states[0], "--no-worker")
@@ -82,37 +94,62 @@ def test_two_stacks_run_side_by_side_and_start_again(states: list[Path], tiny_ba
 
 CLONE_SECONDS = 600  # without a cache of packages they are downloaded
 # Of this run and its environment, which a newcomer has not.
-OUR_VARIABLES = ("VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME", "PYTHON_DOTENV_DISABLED", "PYDANTIC_DISABLE_PLUGINS")
+OUR_VARIABLES = (
+    "VIRTUAL_ENV",
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "PYTHON_DOTENV_DISABLED",
+    "PYDANTIC_DISABLE_PLUGINS",
+)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="nothing to clone")
-@pytest.mark.skipif(not all(map(shutil.which, ("git", "curl", "python3"))), reason="a newcomer has git, curl and python3")
+@pytest.mark.skipif(
+    not all(map(shutil.which, ("git", "curl", "python3"))),
+    reason="a newcomer has git, curl and python3",
+)
 def test_a_clone_answers_its_printed_requests_and_leaves_nothing_running(tmp_path: Path) -> None:
     clone, port = tmp_path / "clone", find_free_ports(1)[0]
     subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True, timeout=SECONDS)
     environment = {name: value for name, value in os.environ.items() if name not in OUR_VARIABLES}
     environment["PATH"] = os.pathsep.join(
-        folder for folder in environment["PATH"].split(os.pathsep) if Path(folder) != Path(sys.executable).parent
+        folder
+        for folder in environment["PATH"].split(os.pathsep)
+        if Path(folder) != Path(sys.executable).parent
     )
 
     def run(*words: str) -> str:
         done = subprocess.run(
-            words, cwd=clone, env=environment, capture_output=True, text=True, timeout=CLONE_SECONDS, check=False
+            words,
+            cwd=clone,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=CLONE_SECONDS,
+            check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
     state = clone / ".dev" / "state"
     try:
-        said = run("python3", "dev.py", "run", "--detach", "--port", str(port), "--state", str(state))
+        said = run(
+            "python3", "dev.py", "run", "--detach", "--port", str(port), "--state", str(state)
+        )
         processes = json.loads((state / "run.json").read_text())["processes"]
-        python = said[said.index(".venv/bin/python <<") : said.index("END\n", said.index("\nEND\n")) + 4]
+        python = said[
+            said.index(".venv/bin/python <<") : said.index("END\n", said.index("\nEND\n")) + 4
+        ]
         assert run("sh", "-c", python).strip()
-        ask, follow = [line.strip() for line in said.splitlines() if line.strip().startswith("curl ")]
+        ask, follow = [
+            line.strip() for line in said.splitlines() if line.strip().startswith("curl ")
+        ]
         accepted = json.loads(run("sh", "-c", ask))
         deadline = time.monotonic() + SECONDS
-        while not (status := json.loads(run("sh", "-c", follow.replace("ID", shlex.quote(accepted["id"])))))["done"]:
+        while not (
+            status := json.loads(run("sh", "-c", follow.replace("ID", shlex.quote(accepted["id"]))))
+        )["done"]:
             assert time.monotonic() < deadline, status
             time.sleep(0.5)
         assert status["generations"][0]["text"]

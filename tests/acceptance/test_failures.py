@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """What dies while the horde serves, and what must not be lost or done twice then.
 
-The workers are scripted, the rest is real: two API processes, a Postgres that waits for the disk, a Redis. Each test
-uses a model of its own, so that none sees the requests of another.
+The workers are scripted, the rest is real: two API processes, a Postgres that waits for the disk, a
+Redis. Each test uses a model of its own, so that none sees the requests of another.
 """
 
 import contextlib
@@ -47,8 +47,8 @@ pytestmark = pytest.mark.slow
 
 JSON = "application/json; charset=utf-8"
 REQUEST_COUNT = 200
-# What twenty calls of a kind may take more than twice what they take with Redis, which is the measure of how busy the
-# machine is. A driver that retries by itself takes four for one.
+# What twenty calls of a kind may take more than twice what they take with Redis, which is the
+# measure of how busy the machine is. A driver that retries by itself takes four for one.
 SPARE_SECONDS = 3.0
 
 
@@ -64,9 +64,16 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FailingServic
 
 
 @pytest.fixture(scope="module")
-def horde(services: FailingServices, service_urls: ServiceAddresses, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Horde]:
+def horde(
+    services: FailingServices,
+    service_urls: ServiceAddresses,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Horde]:
     """The API on them, with limits so wide that tests don't meet them."""
-    addresses = service_urls.build_environment() | {"DATABASE_URL": services.postgres.url, "REDIS_URL": services.valkey.url}
+    addresses = service_urls.build_environment() | {
+        "DATABASE_URL": services.postgres.url,
+        "REDIS_URL": services.valkey.url,
+    }
     with running_horde(addresses, tmp_path_factory.mktemp("horde"), **WITH_WIDE_LIMITS) as horde:
         yield horde
 
@@ -109,22 +116,28 @@ class Crowd:
     client: Account
     worker: ScriptedWorker
     stop: threading.Event = field(default_factory=threading.Event)
-    accepted: dict[str, tuple[str, int]] = field(default_factory=dict)  # id to kind and number of generations
+    # Id to kind and number of generations.
+    accepted: dict[str, tuple[str, int]] = field(default_factory=dict)
     popped: set[str] = field(default_factory=set)
-    settled: Counter[str] = field(default_factory=Counter)  # job to how often its submit was answered with success
+    # Job to how often its submit was answered with success.
+    settled: Counter[str] = field(default_factory=Counter)
     rewards: dict[str, float] = field(default_factory=dict)
     unexpected: list[str] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def request(self, number: int) -> None:
-        """Queue one request; chats carry a key, so that a lost answer is repeated and not queued twice."""
+        """Queue one request; chats carry a key, so that a lost answer is repeated and not queued
+        twice.
+        """
         if number % 3 == 0:
             kind, n = "chat", 1
             body = build_chat_request(self.worker.model, horde={"operation_key": str(uuid4())})
         else:
             kind, n = "text", 1 + number % 2
             body = build_text_request(self.worker.model, n=n)
-        answer = retry(lambda: self.horde.api.post(f"/generate/{kind}/async", body, self.client.key), self.stop)
+        answer = retry(
+            lambda: self.horde.api.post(f"/generate/{kind}/async", body, self.client.key), self.stop
+        )
         if answer is None:
             return
         with self.lock:
@@ -163,7 +176,9 @@ class Crowd:
             self.settled[job["id"]] += 1
 
 
-def test_killed_servers_lose_no_request_and_pay_no_job_twice(horde: Horde, client: Account, owner: Account) -> None:
+def test_killed_servers_lose_no_request_and_pay_no_job_twice(
+    horde: Horde, client: Account, owner: Account
+) -> None:
     worker = make_worker(horde, owner, "killed")
     worker.changes = {"threads": 50}
     crowd = Crowd(horde, client, worker)
@@ -171,25 +186,43 @@ def test_killed_servers_lose_no_request_and_pay_no_job_twice(horde: Horde, clien
         try:
             requests = [requesters.submit(crowd.request, number) for number in range(REQUEST_COUNT)]
             serving = [workers.submit(crowd.work) for _ in range(8)]
-            wait_until(lambda: len(crowd.accepted) >= REQUEST_COUNT // 2 and len(crowd.settled) >= 20)
+            wait_until(
+                lambda: len(crowd.accepted) >= REQUEST_COUNT // 2 and len(crowd.settled) >= 20
+            )
             horde.api.kill()
 
-            # Jobs whose pop was never answered belong to nobody: their lease has to end. So must requests that
-            # died between their row and its activation.
-            pending = horde.database.rows("SELECT id FROM processing_gens WHERE generation IS NULL AND NOT faulted")
+            # Jobs whose pop was never answered belong to nobody: their lease has to end. So must
+            # requests that died between their row and its activation.
+            pending = horde.database.rows(
+                "SELECT id FROM processing_gens WHERE generation IS NULL AND NOT faulted"
+            )
             horde.end_leases(*({str(job_id) for (job_id,) in pending} - crowd.popped))
-            horde.database.rows("UPDATE waiting_prompts SET created = created - interval '1 hour' WHERE NOT active")
+            horde.database.rows(
+                "UPDATE waiting_prompts SET created = created - interval '1 hour' WHERE NOT active"
+            )
             horde.api.start()
             for request in requests:
                 request.result()
             assert len(crowd.accepted) == REQUEST_COUNT, crowd.unexpected
-            statuses = {request_id: horde.api.get_status(kind, request_id) for request_id, (kind, _) in crowd.accepted.items()}
+            statuses = {
+                request_id: horde.api.get_status(kind, request_id)
+                for request_id, (kind, _) in crowd.accepted.items()
+            }
             for status in statuses.values():
-                assert status["done"] or status["waiting"] or status["processing"] or status["restarted"], status
+                assert (
+                    status["done"]
+                    or status["waiting"]
+                    or status["processing"]
+                    or status["restarted"]
+                ), status
 
             for request_id, (kind, n) in crowd.accepted.items():
                 status = horde.api.wait_for_reply(kind, request_id)
-                assert (status["faulted"], status["finished"], len(status["generations"])) == (False, n, n)
+                assert (status["faulted"], status["finished"], len(status["generations"])) == (
+                    False,
+                    n,
+                    n,
+                )
             wait_until(lambda: count_unfinished(horde) == 0)
         finally:
             crowd.stop.set()
@@ -201,29 +234,46 @@ def test_killed_servers_lose_no_request_and_pay_no_job_twice(horde: Horde, clien
     assert horde.audit()["discrepancies"] == []
     assert horde.database.value("SELECT count(*) FROM kudos_reservations WHERE active") == 0
     # A lost answer may have left a text request that nobody knows; nothing else may.
-    requested = horde.database.value("SELECT count(*) FROM waiting_prompts WHERE active AND is_chat")
+    requested = horde.database.value(
+        "SELECT count(*) FROM waiting_prompts WHERE active AND is_chat"
+    )
     assert requested == sum(kind == "chat" for kind, _ in crowd.accepted.values())
 
 
 def count_unfinished(horde: Horde) -> int:
     """Active requests that have not ended."""
-    return int(horde.database.value("SELECT count(*) FROM waiting_prompts WHERE active AND terminal_outcome IS NULL"))
+    return int(
+        horde.database.value(
+            "SELECT count(*) FROM waiting_prompts WHERE active AND terminal_outcome IS NULL"
+        )
+    )
 
 
 def assert_each_reply_is_paid_once(horde: Horde, owner: Account) -> None:
-    """As many stored replies as payments to their workers' owner, as charges beside the tax, and as the workers' own counts."""
-    replies = horde.database.value("SELECT count(*) FROM processing_gens WHERE generation IS NOT NULL")
+    """As many stored replies as payments to their workers' owner, as charges beside the tax, and as
+    the workers' own counts.
+    """
+    replies = horde.database.value(
+        "SELECT count(*) FROM processing_gens WHERE generation IS NOT NULL"
+    )
     assert horde.count_payments(owner) == replies
-    taxes = horde.database.value("SELECT count(*) FROM waiting_prompts WHERE active")  # one for each request that was activated
-    charges = horde.database.value("SELECT count(*) FROM kudos_ledger WHERE entry_type = 'GENERATION' AND amount < 0")
+    # One for each request that was activated.
+    taxes = horde.database.value("SELECT count(*) FROM waiting_prompts WHERE active")
+    charges = horde.database.value(
+        "SELECT count(*) FROM kudos_ledger WHERE entry_type = 'GENERATION' AND amount < 0"
+    )
     assert charges == replies + taxes
-    events = horde.database.value("SELECT count(DISTINCT event_id) FROM kudos_ledger WHERE entry_type = 'GENERATION'")
+    events = horde.database.value(
+        "SELECT count(DISTINCT event_id) FROM kudos_ledger WHERE entry_type = 'GENERATION'"
+    )
     assert events == replies + taxes
     wait_until(lambda: horde.count_unfolded() == 0)
     assert horde.database.value("SELECT sum(fulfilments) FROM workers") == replies
 
 
-def test_another_process_takes_over_from_a_killed_leader(horde: Horde, client: Account, owner: Account) -> None:
+def test_another_process_takes_over_from_a_killed_leader(
+    horde: Horde, client: Account, owner: Account
+) -> None:
     worker = make_worker(horde, owner, "leaderless")
     request_id = horde.api.queue_text(client.key, worker.model)
     lost = worker.require_job()
@@ -232,9 +282,14 @@ def test_another_process_takes_over_from_a_killed_leader(horde: Horde, client: A
 
     os.kill(leader, signal.SIGKILL)
 
-    with contextlib.suppress(httpx.TransportError):  # a kept connection may have been the dead process's
+    # A kept connection may have been the dead process's.
+    with contextlib.suppress(httpx.TransportError):
         horde.api.is_serving()
-    wait_until(lambda: horde.database.value("SELECT count(*) FROM processing_gens WHERE id = %s AND faulted", lost["id"]))
+    wait_until(
+        lambda: horde.database.value(
+            "SELECT count(*) FROM processing_gens WHERE id = %s AND faulted", lost["id"]
+        )
+    )
     assert horde.api.get_status("text", request_id)["restarted"] == 1
     wait_until(lambda: horde.api.find_leader() not in (None, leader))
     worker.submit(worker.require_job())
@@ -263,7 +318,9 @@ def test_without_redis_everything_but_progress_works(
         assert seconds < quick
         seconds, posts = time_calls(lambda: streamed.post_progress(streamed_id, 2, "ue"))
         assert seconds < quick
-        assert {(post.status_code, post.json()["rc"]) for post in posts} == {(503, "ChatProgressUnavailable")}
+        assert {(post.status_code, post.json()["rc"]) for post in posts} == {
+            (503, "ChatProgressUnavailable")
+        }
         seconds, jobs = time_calls(worker.require_job)
         assert seconds < quick
         seconds, rewards = time_calls(lambda: worker.submit(jobs.pop()))
@@ -272,7 +329,9 @@ def test_without_redis_everything_but_progress_works(
         seconds, statuses = time_calls(lambda: horde.api.get_status("chat", queued[0]))
         assert seconds < quick
         doomed = [horde.api.queue_text(client.key, worker.model) for _ in range(20)]
-        seconds, cancels = time_calls(lambda: horde.api.http.delete(f"/generate/text/status/{doomed.pop()}").status_code)
+        seconds, cancels = time_calls(
+            lambda: horde.api.http.delete(f"/generate/text/status/{doomed.pop()}").status_code
+        )
         assert (seconds < quick, set(cancels)) == (True, {200})
         assert count_uncompleted_jobs(horde, worker) == uncompleted
     finally:
@@ -297,8 +356,12 @@ def test_without_redis_everything_but_progress_works(
     assert horde.audit()["discrepancies"] == []
 
 
-def take_streamed_job(horde: Horde, client: Account, owner: Account, name: str) -> tuple[str, ScriptedWorker]:
-    """The id of a streamed job of which one post was accepted, and its worker, which serves a model of its own."""
+def take_streamed_job(
+    horde: Horde, client: Account, owner: Account, name: str
+) -> tuple[str, ScriptedWorker]:
+    """The id of a streamed job of which one post was accepted, and its worker, which serves a model
+    of its own.
+    """
     worker = make_worker(horde, owner, name)
     horde.api.queue_chat(client.key, worker.model, stream=True)
     job = worker.require_job()
@@ -316,13 +379,19 @@ def time_calls[T](call: Callable[[], T], count: int = 20) -> tuple[float, list[T
 
 
 def count_uncompleted_jobs(horde: Horde, worker: ScriptedWorker) -> int:
-    return int(horde.database.value("SELECT uncompleted_jobs FROM workers WHERE name = %s", worker.name))
+    return int(
+        horde.database.value("SELECT uncompleted_jobs FROM workers WHERE name = %s", worker.name)
+    )
 
 
 def list_plain_routes(horde: Horde) -> list[str]:
     """Every documented route that is read without anything in its path."""
     document = httpx.get(f"{horde.api.url}/swagger.json", verify=False).json()
-    return [path.removeprefix("/v2") for path, methods in document["paths"].items() if "get" in methods and "{" not in path]
+    return [
+        path.removeprefix("/v2")
+        for path, methods in document["paths"].items()
+        if "get" in methods and "{" not in path
+    ]
 
 
 @pytest.mark.parametrize("way", [signal.SIGINT, signal.SIGQUIT], ids=["shut down", "crashed"])
@@ -339,8 +408,12 @@ def test_without_postgres_answers_are_503_and_nothing_promised_is_lost(
     services.stop("postgres", way)
     try:
         calls: dict[str, Callable[[], Answer]] = {
-            "text": lambda: horde.api.post("/generate/text/async", build_text_request(worker.model), client.key),
-            "chat": lambda: horde.api.post("/generate/chat/async", build_chat_request(worker.model), client.key),
+            "text": lambda: horde.api.post(
+                "/generate/text/async", build_text_request(worker.model), client.key
+            ),
+            "chat": lambda: horde.api.post(
+                "/generate/chat/async", build_chat_request(worker.model), client.key
+            ),
             "status": lambda: horde.api.http.get(f"/generate/chat/status/{finished}"),
             "cancel": lambda: horde.api.http.delete(f"/generate/chat/status/{waiting}"),
             "pop": worker.post_pop,
@@ -350,7 +423,10 @@ def test_without_postgres_answers_are_503_and_nothing_promised_is_lost(
             for _ in range(4):  # both processes, and those of their connections that were open
                 started = time.monotonic()
                 answer = call()
-                assert (answer.status_code, answer.headers["content-type"]) == (503, JSON), (name, answer.text)
+                assert (answer.status_code, answer.headers["content-type"]) == (503, JSON), (
+                    name,
+                    answer.text,
+                )
                 assert answer.json()["message"]
                 assert time.monotonic() - started < 10, name
         for route in list_plain_routes(horde):
@@ -371,10 +447,13 @@ def test_without_postgres_answers_are_503_and_nothing_promised_is_lost(
     assert horde.api.get_status("chat", waiting)["finished"] == 1
     assert horde.api.get_status("text", accepted)["finished"] == 1
     assert horde.api.list_process_ids() == processes
-    assert horde.audit()["discrepancies"] == []  # waits for the periodic jobs, which have come back too
+    # Waits for the periodic jobs, which have come back too.
+    assert horde.audit()["discrepancies"] == []
 
 
-def test_a_request_in_flight_at_the_end_is_finished(horde: Horde, client: Account, owner: Account) -> None:
+def test_a_request_in_flight_at_the_end_is_finished(
+    horde: Horde, client: Account, owner: Account
+) -> None:
     worker = make_worker(horde, owner, "ended")
     body = json.dumps(build_text_request(worker.model)).encode()
     head = build_head("/api/v2/generate/text/async", client.key, f"Content-Length: {len(body)}")
@@ -437,7 +516,9 @@ def running_stuck_backend() -> Iterator[StuckBackend]:
             thread.join()
 
 
-def test_the_job_of_a_killed_bridge_is_offered_again_once(horde: Horde, client: Account, owner: Account) -> None:
+def test_the_job_of_a_killed_bridge_is_offered_again_once(
+    horde: Horde, client: Account, owner: Account
+) -> None:
     model = "tests/stuck"
     options = ["--model", model, "--supports", "prompt_overflow_refused"]
     with running_stuck_backend() as backend:
@@ -448,27 +529,46 @@ def test_the_job_of_a_killed_bridge_is_offered_again_once(horde: Horde, client: 
             bridge.kill()
             bridge.wait()
     assert horde.api.get_status("chat", request_id)["processing"] == 1
-    others = [ScriptedWorker(horde.api, owner.key, f"heir {number}", model, takes_chat=True) for number in range(6)]
+    others = [
+        ScriptedWorker(horde.api, owner.key, f"heir {number}", model, takes_chat=True)
+        for number in range(6)
+    ]
     assert [worker.pop() for worker in others] == [None] * 6  # its lease holds
 
-    (held,) = horde.database.rows("SELECT id, model FROM processing_gens WHERE wp_id = %s", request_id)
+    (held,) = horde.database.rows(
+        "SELECT id, model FROM processing_gens WHERE wp_id = %s", request_id
+    )
     horde.end_leases(str(held[0]))
     horde.clean_up()
     horde.clean_up()  # a pass that runs twice gives nothing back twice
     status = horde.api.get_status("chat", request_id)
-    assert (status["waiting"], status["processing"], status["restarted"], status["finished"]) == (1, 0, 1, 0)
+    assert (status["waiting"], status["processing"], status["restarted"], status["finished"]) == (
+        1,
+        0,
+        1,
+        0,
+    )
 
     with ThreadPoolExecutor(6) as pool:
         popped = list(pool.map(lambda worker: (worker, worker.pop()), others))
     ((heir, job),) = [(worker, job) for worker, job in popped if job is not None]
     late = horde.api.post(
-        "/generate/text/submit", build_reply({"id": str(held[0]), "model": model, "chat": True}, "too late"), owner.key
+        "/generate/text/submit",
+        build_reply({"id": str(held[0]), "model": model, "chat": True}, "too late"),
+        owner.key,
     )
     assert (late.status_code, late.json()["rc"]) == (400, "AbortedGen")
     heir.submit(job, "in time")
     status = horde.api.get_status("chat", request_id)
-    assert (status["done"], status["finished"], status["generations"][0]["text"]) == (True, 1, "in time")
-    assert horde.database.value("SELECT uncompleted_jobs FROM workers WHERE name = 'stuck bridge'") == 1
+    assert (status["done"], status["finished"], status["generations"][0]["text"]) == (
+        True,
+        1,
+        "in time",
+    )
+    assert (
+        horde.database.value("SELECT uncompleted_jobs FROM workers WHERE name = 'stuck bridge'")
+        == 1
+    )
     assert horde.audit()["discrepancies"] == []
 
 
@@ -489,7 +589,9 @@ def build_head(path: str, key: str, *headers: str) -> bytes:
 
 
 def read_answer(connection: socket.socket) -> tuple[int, Any]:
-    """Status and JSON of the one answer that a connection brings, which has to say that it is JSON."""
+    """Status and JSON of the one answer that a connection brings, which has to say that it is
+    JSON.
+    """
     received = b""
     with contextlib.suppress(ConnectionResetError):  # the rest of the body was not wanted
         while chunk := connection.recv(65536):
@@ -524,16 +626,42 @@ def steady(horde: Horde) -> Iterator[Horde]:
         (b"GET\r\n\r\n", 400),
         (b"GET / HTTP/9.9\r\nHost: a\r\n\r\n", 400),
         (b"GET /api/v2/status/heartbeat HTTP/1.1\r\nHost: a\r\nbad header\r\n\r\n", 400),
-        (b"GET /api/v2/status/heartbeat HTTP/1.1\r\nHost: a\r\nX-A: " + b"a" * 100_000 + b"\r\n\r\n", 431),
+        (
+            b"GET /api/v2/status/heartbeat HTTP/1.1\r\nHost: a\r\nX-A: "
+            + b"a" * 100_000
+            + b"\r\n\r\n",
+            431,
+        ),
         (b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: a\r\n\r\n", 414),
-        (b"GET / HTTP/1.1\r\nHost: a\r\n" + b"".join(b"X-%d: a\r\n" % number for number in range(300)) + b"\r\n", 431),
+        (
+            b"GET / HTTP/1.1\r\nHost: a\r\n"
+            + b"".join(b"X-%d: a\r\n" % number for number in range(300))
+            + b"\r\n",
+            431,
+        ),
         (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n", 400),
         (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello", 400),
-        (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+        (
+            b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+            400,
+        ),
     ],
-    ids=["tls", "no path", "version", "header", "huge header", "huge path", "many headers", "length", "two lengths", "both"],
+    ids=[
+        "tls",
+        "no path",
+        "version",
+        "header",
+        "huge header",
+        "huge path",
+        "many headers",
+        "length",
+        "two lengths",
+        "both",
+    ],
 )
-def test_a_request_that_is_no_http_is_refused_in_json(steady: Horde, request_bytes: bytes, expected: int) -> None:
+def test_a_request_that_is_no_http_is_refused_in_json(
+    steady: Horde, request_bytes: bytes, expected: int
+) -> None:
     status, body = send(steady, request_bytes)
     assert (status, isinstance(body["message"], str)) == (expected, True)
 
@@ -547,15 +675,22 @@ def test_a_chunked_chat_over_the_bound_is_refused(steady: Horde, client: Account
 
 
 def test_a_declared_chat_over_the_bound_is_refused(steady: Horde, client: Account) -> None:
-    head = build_head("/api/v2/generate/chat/async", client.key, f"Content-Length: {MAX_CHAT_BODY_BYTES + 1}")
+    head = build_head(
+        "/api/v2/generate/chat/async", client.key, f"Content-Length: {MAX_CHAT_BODY_BYTES + 1}"
+    )
     status, body = send(steady, head, b"{")
     assert (status, body["rc"]) == (413, "RequestTooLarge")
 
 
-@pytest.mark.parametrize("route", ["generate/text/async", "generate/chat/async", "generate/text/pop", "generate/text/submit"])
+@pytest.mark.parametrize(
+    "route",
+    ["generate/text/async", "generate/chat/async", "generate/text/pop", "generate/text/submit"],
+)
 def test_a_compressed_body_is_refused(steady: Horde, client: Account, route: str) -> None:
     body = gzip.compress(b" " * 50_000_000)
-    head = build_head(f"/api/v2/{route}", client.key, "Content-Encoding: gzip", f"Content-Length: {len(body)}")
+    head = build_head(
+        f"/api/v2/{route}", client.key, "Content-Encoding: gzip", f"Content-Length: {len(body)}"
+    )
     assert send(steady, head, body)[0] == 415
 
 
@@ -588,7 +723,9 @@ HOSTILE = [
 ]
 
 
-def test_no_json_of_any_shape_is_answered_with_a_5xx(steady: Horde, client: Account, owner: Account) -> None:
+def test_no_json_of_any_shape_is_answered_with_a_5xx(
+    steady: Horde, client: Account, owner: Account
+) -> None:
     """Each key of a good body in turn, at each depth, gets each hostile value."""
     worker = make_worker(steady, owner, "hostile")
     tool = {"type": "function", "function": {"name": "a", "parameters": {"type": "object"}}}
@@ -603,12 +740,27 @@ def test_no_json_of_any_shape_is_answered_with_a_5xx(steady: Horde, client: Acco
     )
     steady.api.queue_chat(client.key, worker.model)
     job = worker.require_job()
-    pop = {"name": "hostile", "models": ["a"], "chat_jobs": True, "model_id": "a", "chat_limits": {"max_length": 1}}
+    pop = {
+        "name": "hostile",
+        "models": ["a"],
+        "chat_jobs": True,
+        "model_id": "a",
+        "chat_limits": {"max_length": 1},
+    }
     bodies = {
-        "generate/text/async": (client.key, build_text_request("tests/nobody", stop_sequence=["x"]) | {"dry_run": True}),
+        "generate/text/async": (
+            client.key,
+            build_text_request("tests/nobody", stop_sequence=["x"]) | {"dry_run": True},
+        ),
         "generate/chat/async": (client.key, chat),
-        "generate/text/pop": (owner.key, pop | {"threads": 1, "amount": 1, "priority_usernames": ["a#1"]}),
-        "generate/text/submit": (owner.key, build_reply(job, "x") | {"gen_metadata": [], "prompt_tokens": 1}),
+        "generate/text/pop": (
+            owner.key,
+            pop | {"threads": 1, "amount": 1, "priority_usernames": ["a#1"]},
+        ),
+        "generate/text/submit": (
+            owner.key,
+            build_reply(job, "x") | {"gen_metadata": [], "prompt_tokens": 1},
+        ),
     }
     draw = random.Random(1)
     for route, (key, body) in bodies.items():
@@ -620,23 +772,44 @@ def test_no_json_of_any_shape_is_answered_with_a_5xx(steady: Horde, client: Acco
                 assert answer.status_code < 500, said
                 assert answer.headers["content-type"] == JSON, said
                 assert isinstance(answer.json(), dict), said
-    for raw in (b"", b"nul", b"[" * 100_000, b'{"a":' * 100_000, b"\xff\xfe", b'{"a": NaN}', b'{"a": 1e999}', b"\xef\xbb\xbf{}"):
+    for raw in (
+        b"",
+        b"nul",
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b"\xff\xfe",
+        b'{"a": NaN}',
+        b'{"a": 1e999}',
+        b"\xef\xbb\xbf{}",
+    ):
         for route in bodies:
             answer = post_raw(steady, route, raw, client.key)
             while answer.status_code == 429:  # a fast machine meets the limit of 60 a second
                 time.sleep(1.0)
                 answer = post_raw(steady, route, raw, client.key)
-            assert (answer.status_code, answer.headers["content-type"]) == (400, JSON), (route, raw[:20], answer.text)
+            assert (answer.status_code, answer.headers["content-type"]) == (400, JSON), (
+                route,
+                raw[:20],
+                answer.text,
+            )
 
 
 def post_raw(horde: Horde, route: str, body: bytes, key: str) -> Answer:
     """POST bytes as JSON."""
-    return horde.api.http.post(f"/{route}", content=body, headers={"apikey": key, "Content-Type": "application/json"})
+    return horde.api.http.post(
+        f"/{route}", content=body, headers={"apikey": key, "Content-Type": "application/json"}
+    )
 
 
 def list_paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Every place in a JSON value, the whole included."""
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    inner = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     return [path, *(found for key, item in inner for found in list_paths(item, (*path, key)))]
 
 
@@ -651,5 +824,7 @@ def replace_at(value: Any, path: tuple[Any, ...], new: Any) -> Any:
 
 def test_the_log_of_all_this_has_no_unforeseen_failure(horde: Horde) -> None:
     """Last: what was answered with 500, or would have been had somebody read it, is in the log."""
-    failed = [line for line in horde.api.log.read_text().splitlines() if "horde.request.failed" in line]
+    failed = [
+        line for line in horde.api.log.read_text().splitlines() if "horde.request.failed" in line
+    ]
     assert failed == []

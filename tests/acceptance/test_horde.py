@@ -47,7 +47,10 @@ TOOLS = [
             },
         },
     },
-    {"type": "function", "function": {"name": "tell_time", "parameters": {"type": "object", "properties": {}}}},
+    {
+        "type": "function",
+        "function": {"name": "tell_time", "parameters": {"type": "object", "properties": {}}},
+    },
 ]
 COLOUR = {
     "type": "object",
@@ -58,7 +61,9 @@ COLOUR = {
 
 
 @pytest.fixture(scope="module")
-def horde(service_urls: ServiceAddresses, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Horde]:
+def horde(
+    service_urls: ServiceAddresses, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Horde]:
     """The API with two processes."""
     services = build_shared_environment(service_urls, "acceptance_horde")
     with running_horde(services, tmp_path_factory.mktemp("horde")) as horde:
@@ -80,7 +85,9 @@ def client(horde: Horde) -> Account:
 @pytest.fixture(scope="module")
 def served(horde: Horde, owner: Account, tiny_backend: str) -> Iterator[Horde]:
     """The horde with a bridge that serves the tiny model with two threads."""
-    with running_bridge(horde, owner.key, tiny_backend, BRIDGE, "--threads", "2", "--max-length", "1024"):
+    with running_bridge(
+        horde, owner.key, tiny_backend, BRIDGE, "--threads", "2", "--max-length", "1024"
+    ):
         yield horde
 
 
@@ -93,14 +100,19 @@ def ask(horde: Horde, client: Account, **more: Any) -> dict[str, Any]:
 
 
 def test_a_chat_is_answered_and_paid(served: Horde, client: Account, owner: Account) -> None:
-    quote = served.api.post("/generate/chat/async", build_chat_request(MODEL, horde={"dry_run": True}), client.key)
+    quote = served.api.post(
+        "/generate/chat/async", build_chat_request(MODEL, horde={"dry_run": True}), client.key
+    )
     assert (quote.status_code, quote.json()["kudos"] > 0) == (200, True)
     paid_before = served.count_payments(owner)
 
     status = served.api.wait_for_reply("chat", served.api.queue_chat(client.key, MODEL))
 
     (reply,) = status["generations"]
-    assert {name: status[name] for name in ("done", "faulted", "finished", "processing", "waiting", "restarted")} == {
+    assert {
+        name: status[name]
+        for name in ("done", "faulted", "finished", "processing", "waiting", "restarted")
+    } == {
         "done": True,
         "faulted": False,
         "finished": 1,
@@ -120,7 +132,9 @@ def test_a_chat_is_answered_and_paid(served: Horde, client: Account, owner: Acco
 
 
 def test_a_text_is_continued(served: Horde, client: Account) -> None:
-    status = served.api.wait_for_reply("text", served.api.queue_text(client.key, MODEL, temperature=0.7))
+    status = served.api.wait_for_reply(
+        "text", served.api.queue_text(client.key, MODEL, temperature=0.7)
+    )
     (generation,) = status["generations"]
     assert generation["text"]
     assert (generation["model"], generation["state"], status["finished"]) == (MODEL, "ok", 1)
@@ -146,15 +160,21 @@ def test_several_requests_at_once_are_all_served(served: Horde, client: Account)
 
 @pytest.mark.parametrize("strict", [True, False])
 def test_a_json_schema_shapes_the_reply(served: Horde, client: Account, strict: bool) -> None:
-    shape = {"type": "json_schema", "json_schema": {"name": "colour", "strict": strict, "schema": COLOUR}}
+    shape = {
+        "type": "json_schema",
+        "json_schema": {"name": "colour", "strict": strict, "schema": COLOUR},
+    }
     reply = ask(served, client, response_format=shape, max_tokens=400)
     Draft202012Validator(COLOUR).validate(json.loads(reply["message"]["content"]))
 
 
 def test_json_object_gives_an_object(served: Horde, client: Account) -> None:
-    # Nonsense may go on for ever inside an object, so several are asked for until one ends by itself.
+    # Nonsense may go on for ever inside an object, so several are asked for until one ends by
+    # itself.
     for seed in range(8):
-        reply = ask(served, client, response_format={"type": "json_object"}, seed=seed, max_tokens=600)
+        reply = ask(
+            served, client, response_format={"type": "json_object"}, seed=seed, max_tokens=600
+        )
         if reply["finish_reason"] == "stop":
             assert isinstance(json.loads(reply["message"]["content"]), dict)
             return
@@ -169,7 +189,9 @@ def test_a_required_tool_is_called(served: Horde, client: Account) -> None:
     assert isinstance(json.loads(call["function"]["arguments"]), dict)
 
 
-def test_a_named_tool_is_called_and_its_result_can_be_sent_back(served: Horde, client: Account) -> None:
+def test_a_named_tool_is_called_and_its_result_can_be_sent_back(
+    served: Horde, client: Account
+) -> None:
     choice = {"type": "function", "function": {"name": "lookup_weather"}}
     message = ask(served, client, tools=TOOLS, tool_choice=choice, max_tokens=200)["message"]
     (call,) = message["tool_calls"]
@@ -181,11 +203,16 @@ def test_a_named_tool_is_called_and_its_result_can_be_sent_back(served: Horde, c
         message,
         {"role": "tool", "tool_call_id": call["id"], "content": "Rain."},
     ]
-    assert ask(served, client, messages=turns, tools=TOOLS, tool_choice="auto")["finish_reason"] in ("stop", "length")
+    assert ask(served, client, messages=turns, tools=TOOLS, tool_choice="auto")[
+        "finish_reason"
+    ] in ("stop", "length")
 
 
 def test_offered_tools_reach_the_prompt(served: Horde, client: Account) -> None:
-    bare, offered = (ask(served, client, max_tokens=16, **more)["prompt_tokens"] for more in ({}, {"tools": TOOLS}))
+    bare, offered = (
+        ask(served, client, max_tokens=16, **more)["prompt_tokens"]
+        for more in ({}, {"tools": TOOLS})
+    )
     assert offered > bare
 
 
@@ -195,9 +222,18 @@ def test_the_same_seed_gives_the_same_reply(served: Horde, client: Account) -> N
 
 
 def test_penalties_change_the_reply(served: Horde, client: Account) -> None:
-    calm = ask(served, client, seed=11, max_tokens=200, messages=[{"role": "user", "content": "Count."}])["text"]
+    calm = ask(
+        served, client, seed=11, max_tokens=200, messages=[{"role": "user", "content": "Count."}]
+    )["text"]
     for penalty in ("frequency_penalty", "presence_penalty"):
-        changed = ask(served, client, seed=11, max_tokens=200, messages=[{"role": "user", "content": "Count."}], **{penalty: 2.0})
+        changed = ask(
+            served,
+            client,
+            seed=11,
+            max_tokens=200,
+            messages=[{"role": "user", "content": "Count."}],
+            **{penalty: 2.0},
+        )
         assert changed["text"] != calm, penalty
 
 
@@ -229,7 +265,9 @@ def test_a_prompt_over_every_context_is_refused(served: Horde, client: Account) 
 
 
 class ThinkingBackend(ThreadingHTTPServer):
-    """An OpenAI-compatible server whose model thinks aloud before it answers; ``efforts`` is what it was asked for."""
+    """An OpenAI-compatible server whose model thinks aloud before it answers; ``efforts`` is what
+    it was asked for.
+    """
 
     daemon_threads = True
 
@@ -255,8 +293,14 @@ class ThinkingHandler(BaseHTTPRequestHandler):
             return
         self.server.efforts.append(body.get("reasoning_effort"))
         message = {"role": "assistant", "content": self.server.contents[0]}
-        usage = {"prompt_tokens": 9, "completion_tokens": 12, "completion_tokens_details": {"reasoning_tokens": 8}}
-        self.answer(200, {"choices": [{"message": message, "finish_reason": "stop"}], "usage": usage})
+        usage = {
+            "prompt_tokens": 9,
+            "completion_tokens": 12,
+            "completion_tokens_details": {"reasoning_tokens": 8},
+        }
+        self.answer(
+            200, {"choices": [{"message": message, "finish_reason": "stop"}], "usage": usage}
+        )
 
     def answer(self, status: int, body: dict[str, Any]) -> None:
         content = json.dumps(body).encode()
@@ -282,8 +326,17 @@ def running_thinker() -> Iterator[ThinkingBackend]:
             thread.join()
 
 
-def test_reasoning_is_told_apart_from_the_answer(horde: Horde, client: Account, owner: Account) -> None:
-    options = ["--model", THINKER, "--supports", "reasoning_effort", "--supports", "prompt_overflow_refused"]
+def test_reasoning_is_told_apart_from_the_answer(
+    horde: Horde, client: Account, owner: Account
+) -> None:
+    options = [
+        "--model",
+        THINKER,
+        "--supports",
+        "reasoning_effort",
+        "--supports",
+        "prompt_overflow_refused",
+    ]
     with running_thinker() as backend:
         address = f"http://127.0.0.1:{backend.server_address[1]}"
         with running_bridge(horde, owner.key, address, "thinking bridge", *options):
@@ -295,14 +348,20 @@ def test_reasoning_is_told_apart_from_the_answer(horde: Horde, client: Account, 
         "content": "Blue.",
         "reasoning_content": "The user asks for one colour.",
     }
-    assert (reply["text"], reply["reasoning_tokens"], reply["completion_tokens"]) == ("Blue.", 8, 12)
+    assert (reply["text"], reply["reasoning_tokens"], reply["completion_tokens"]) == (
+        "Blue.",
+        8,
+        12,
+    )
 
 
 def run_sdk(horde: Horde, *words: str) -> dict[str, Any]:
     """What the published library says as a process."""
     command = [sys.executable, "-m", "tests.acceptance._sdk_client", *words]
     environment = {**horde.environment, "AI_HORDE_URL": f"{horde.api.url}/", "AI_HORDE_DEV_URL": ""}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return dict(json.loads(done.stdout))
 
@@ -321,7 +380,10 @@ def test_the_published_library_serves_texts(horde: Horde, client: Account, owner
     said = run_sdk(horde, "worker", owner.key, model, "library worker")
     assert (said["prompt"], said["length"], said["ttl"]) == ("Once upon a time", 24, 150)
     assert said["reward"] > 0
-    assert horde.api.wait_for_reply("text", request_id)["generations"][0]["text"] == "there was a horde."
+    assert (
+        horde.api.wait_for_reply("text", request_id)["generations"][0]["text"]
+        == "there was a horde."
+    )
 
 
 def test_the_lists_show_what_is_served(served: Horde) -> None:
@@ -336,7 +398,9 @@ def test_the_lists_show_what_is_served(served: Horde) -> None:
 
 
 def test_a_late_reply_is_told_its_deadline(horde: Horde, client: Account, owner: Account) -> None:
-    worker = ScriptedWorker(horde.api, owner.key, "late worker", "tests/late-model", takes_chat=True)
+    worker = ScriptedWorker(
+        horde.api, owner.key, "late worker", "tests/late-model", takes_chat=True
+    )
     assert worker.pop() is None
     request_id = horde.api.queue_chat(client.key, worker.model)
     job = worker.require_job()
@@ -346,11 +410,18 @@ def test_a_late_reply_is_told_its_deadline(horde: Horde, client: Account, owner:
     late = worker.post_reply(job)
     assert (late.status_code, late.json()["rc"]) == (400, "AbortedGen")
     assert "150 seconds" in late.json()["message"]
-    assert (horde.api.get_status("chat", request_id)["waiting"], worker.require_job()["id"] != job["id"]) == (1, True)
+    assert (
+        horde.api.get_status("chat", request_id)["waiting"],
+        worker.require_job()["id"] != job["id"],
+    ) == (1, True)
 
 
-def test_a_slow_worker_gets_no_chat_it_cannot_finish(horde: Horde, client: Account, owner: Account) -> None:
-    worker = ScriptedWorker(horde.api, owner.key, "slow worker", "tests/slow-model", takes_chat=True)
+def test_a_slow_worker_gets_no_chat_it_cannot_finish(
+    horde: Horde, client: Account, owner: Account
+) -> None:
+    worker = ScriptedWorker(
+        horde.api, owner.key, "slow worker", "tests/slow-model", takes_chat=True
+    )
     assert worker.pop() is None
     horde.database.rows("UPDATE workers SET speed = 4 WHERE name = %s", worker.name)
     too_long = horde.api.queue_chat(client.key, worker.model, max_tokens=512)
@@ -364,8 +435,8 @@ def test_every_kudos_is_accounted_for(served: Horde, client: Account, owner: Acc
     """Last: the ledger of all of the above adds up, and what was held is free again."""
     assert served.audit()["discrepancies"] == []
     held = served.database.value(
-        "SELECT count(*) FROM kudos_reservations r JOIN waiting_prompts w ON r.business_id = 'upfront:' || w.id"
-        " WHERE r.active AND w.terminal_outcome IS NOT NULL"
+        "SELECT count(*) FROM kudos_reservations r JOIN waiting_prompts w ON r.business_id ="
+        " 'upfront:' || w.id WHERE r.active AND w.terminal_outcome IS NOT NULL"
     )
     assert held == 0
     earned = served.api.http.get(f"/users/{owner.id}", headers={"apikey": owner.key}).json()

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""`horde serve` as processes: what gunicorn answers by itself, the figures of all processes, and the end."""
+"""`horde serve` as processes: what gunicorn answers by itself, the figures of all processes, and
+the end.
+"""
 
 import json
 import os
@@ -47,8 +49,12 @@ class RunningServer:
         """Its figures."""
         return httpx.get(f"http://127.0.0.1:{self.metrics_port}/metrics").text
 
-    def send(self, request: str, *, timeout_seconds: float = 20) -> tuple[int, Mapping[str, str], bytes]:
-        """Send bytes as they are; status, headers and body of the answer, which has to close the connection."""
+    def send(
+        self, request: str, *, timeout_seconds: float = 20
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        """Send bytes as they are; status, headers and body of the answer, which has to close the
+        connection.
+        """
         with socket.create_connection(("127.0.0.1", self.port), timeout_seconds) as connection:
             connection.sendall(request.encode("latin-1"))
             return parse_answer(read_all(connection))
@@ -64,20 +70,31 @@ def read_all(connection: socket.socket) -> bytes:
 def parse_answer(answer: bytes) -> tuple[int, Mapping[str, str], bytes]:
     head, _, body = answer.partition(b"\r\n\r\n")
     first, *lines = head.decode("latin-1").split("\r\n")
-    return int(first.split(" ")[1]), httpx.Headers([tuple(line.split(": ", 1)) for line in lines]), body  # type: ignore[misc]
+    return (
+        int(first.split(" ")[1]),
+        httpx.Headers([tuple(line.split(": ", 1)) for line in lines]),
+        body,
+    )  # type: ignore[misc]
 
 
 @pytest.fixture(scope="module")
 def environment(service_urls: ServiceAddresses) -> dict[str, str]:
     """The settings of a server on a database of its own, without a schema yet."""
     url = make_database(service_urls.database_url, "server")
-    settings = {"DATABASE_URL": url, "HORDE_ENVIRONMENT": "development", "HORDE_LOG_FORMAT": "json", "HORDE_LOG_LEVEL": "DEBUG"}
+    settings = {
+        "DATABASE_URL": url,
+        "HORDE_ENVIRONMENT": "development",
+        "HORDE_LOG_FORMAT": "json",
+        "HORDE_LOG_LEVEL": "DEBUG",
+    }
     return {**os.environ, **service_urls.build_environment(), **settings}
 
 
 def run_horde(environment: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "horde.cli.main", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
 
 
 @pytest.fixture(scope="module")
@@ -91,12 +108,25 @@ def migrated(environment: dict[str, str]) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def server(migrated: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def server(
+    migrated: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningServer]:
     """A server that the tests of this module share. The last one ends it."""
     port, metrics_port = find_free_ports(2)
     log = tmp_path_factory.mktemp("server") / "server.log"
     environment = {**migrated, "HORDE_METRICS_PORT": str(metrics_port)}
-    command = [sys.executable, "-m", "horde.cli.main", "serve", "--port", str(port), "--workers", "2", "--threads", "4"]
+    command = [
+        sys.executable,
+        "-m",
+        "horde.cli.main",
+        "serve",
+        "--port",
+        str(port),
+        "--workers",
+        "2",
+        "--threads",
+        "4",
+    ]
     with log.open("wb") as output:
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output)
     try:
@@ -128,12 +158,16 @@ def sum_series(scrape: str, name: str, **labels: str) -> float:
     return sum(
         float(line.rsplit(" ", 1)[1])
         for line in scrape.splitlines()
-        if line.startswith(f"{name}{{") and all(f'{label}="{value}"' in line for label, value in labels.items())
+        if line.startswith(f"{name}{{")
+        and all(f'{label}="{value}"' in line for label, value in labels.items())
     )
 
 
 def test_what_the_server_refuses_by_itself_is_json_and_keeps_quiet(server: RunningServer) -> None:
-    chunked = f"PUT /api/v2/status/modes HTTP/1.1\r\nHost: a\r\n{CLOSE}apikey: a\r\nContent-Type: application/json\r\n"
+    chunked = (
+        f"PUT /api/v2/status/modes HTTP/1.1\r\nHost: a\r\n{CLOSE}apikey: a\r\nContent-Type:"
+        " application/json\r\n"
+    )
     requests = {
         f"{MARKER}\r\n\r\n": 400,
         f"GET / HTTP/1.1\r\nHost: a\r\napikey: {MARKER}\x00\r\n\r\n": 400,
@@ -146,7 +180,10 @@ def test_what_the_server_refuses_by_itself_is_json_and_keeps_quiet(server: Runni
     }
     for request, expected in requests.items():
         status, headers, body = server.send(request)
-        assert (status, headers["content-type"]) == (expected, "application/json; charset=utf-8"), request[:80]
+        assert (status, headers["content-type"]) == (
+            expected,
+            "application/json; charset=utf-8",
+        ), request[:80]
         assert headers["access-control-allow-origin"] == "*"
         assert "message" in json.loads(body)
         assert MARKER not in body.decode()
@@ -154,7 +191,10 @@ def test_what_the_server_refuses_by_itself_is_json_and_keeps_quiet(server: Runni
 
 
 def test_a_declared_body_over_the_bound_is_refused_unread(server: RunningServer) -> None:
-    head = f"PUT /api/v2/status/modes HTTP/1.1\r\nHost: a\r\n{CLOSE}apikey: a\r\nContent-Type: application/json\r\n"
+    head = (
+        f"PUT /api/v2/status/modes HTTP/1.1\r\nHost: a\r\n{CLOSE}apikey: a\r\nContent-Type:"
+        " application/json\r\n"
+    )
     started_at = time.monotonic()
     status, _, body = server.send(f"{head}Content-Length: 10485761\r\n\r\n{{")
     assert (status, json.loads(body)["rc"]) == (413, "RequestTooLarge")
@@ -163,7 +203,10 @@ def test_a_declared_body_over_the_bound_is_refused_unread(server: RunningServer)
 
 @pytest.mark.slow
 def test_a_client_that_stops_sending_gives_its_thread_back(server: RunningServer) -> None:
-    head = "PUT /api/v2/status/modes HTTP/1.1\r\nHost: a\r\napikey: a\r\nContent-Type: application/json\r\n"
+    head = (
+        "PUT /api/v2/status/modes HTTP/1.1\r\nHost: a\r\napikey: a\r\nContent-Type:"
+        " application/json\r\n"
+    )
     in_head = socket.create_connection(("127.0.0.1", server.port), SILENCE_SECONDS + 10)
     in_body = socket.create_connection(("127.0.0.1", server.port), SILENCE_SECONDS + 10)
     with in_head, in_body:
@@ -176,8 +219,12 @@ def test_a_client_that_stops_sending_gives_its_thread_back(server: RunningServer
 
 @pytest.mark.slow
 def test_clients_that_trickle_or_stall_leave_threads_for_others(server: RunningServer) -> None:
-    head = "PUT /api/v2/status/modes HTTP/1.1\r\nHost: a\r\napikey: a\r\nContent-Type: application/json\r\n"
-    starts = ("", head, f"{head}Content-Length: 1000\r\n\r\n{{")  # silent, in the middle of the head, and of the body
+    head = (
+        "PUT /api/v2/status/modes HTTP/1.1\r\nHost: a\r\napikey: a\r\nContent-Type:"
+        " application/json\r\n"
+    )
+    # silent, in the middle of the head, and of the body.
+    starts = ("", head, f"{head}Content-Length: 1000\r\n\r\n{{")
     attackers = [socket.create_connection(("127.0.0.1", server.port), 20) for _ in range(60)]
     stop = threading.Event()
 
@@ -213,7 +260,10 @@ def test_a_scrape_covers_every_process(server: RunningServer) -> None:
     scrapes = [server.scrape() for _ in range(6)]
     for scrape in scrapes:
         assert sum_series(scrape, "horde_http_requests_total", horde_route=HEARTBEAT) == before + 60
-        assert sum_series(scrape, "horde_http_request_seconds_count", horde_route=HEARTBEAT) == before + 60
+        assert (
+            sum_series(scrape, "horde_http_request_seconds_count", horde_route=HEARTBEAT)
+            == before + 60
+        )
         assert set(re.findall(r'process="(\d+)"', scrape)) == {"0", "1"}
         assert scrape.count("# TYPE horde_http_requests_total ") == 1
 
@@ -222,8 +272,14 @@ def test_the_death_of_the_leader_is_followed_by_another(server: RunningServer) -
     wait_until(lambda: sum_series(server.scrape(), "horde_background_leader") == 1)
     leader = find_leader(server)
     os.kill(leader, signal.SIGKILL)
-    # The server replaces the process; either the new one or the old follower takes the lock that the kernel freed.
-    wait_until(lambda: sum_series(server.scrape(), "horde_background_leader") == 1 and find_leader(server) != leader)
+    # The server replaces the process; either the new one or the old follower takes the lock that
+    # the kernel freed.
+    wait_until(
+        lambda: (
+            sum_series(server.scrape(), "horde_background_leader") == 1
+            and find_leader(server) != leader
+        )
+    )
     wait_until(lambda: set(re.findall(r'process="(\d+)"', server.scrape())) == {"0", "1"})
     assert httpx.get(server.url + HEARTBEAT).status_code == 200
 
@@ -232,13 +288,20 @@ def find_leader(server: RunningServer) -> int:
     """The process id in the last event of a process that became the leader."""
     events = [json.loads(line) for line in server.log.read_text().splitlines()]
     return int(
-        [event["pid"] for event in events if event["event"] == "horde.background.leader_changed" and event["is_leader"]][-1]
+        [
+            event["pid"]
+            for event in events
+            if event["event"] == "horde.background.leader_changed" and event["is_leader"]
+        ][-1]
     )
 
 
 def test_a_request_in_flight_is_answered_before_the_end(server: RunningServer) -> None:
     body = b'{"maintenance": true}'
-    head = f"PUT /api/v2/status/modes HTTP/1.1\r\nHost: a\r\napikey: nobody\r\nContent-Type: application/json\r\n{CLOSE}"
+    head = (
+        "PUT /api/v2/status/modes HTTP/1.1\r\nHost: a\r\napikey: nobody\r\nContent-Type:"
+        f" application/json\r\n{CLOSE}"
+    )
     with socket.create_connection(("127.0.0.1", server.port), 20) as connection:
         connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:5])
         time.sleep(0.3)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""The embedded services for real: they work, keep their data, end with their launcher, and stand side by side."""
+"""The embedded services for real: they work, keep their data, end with their launcher, and stand
+side by side.
+"""
 
 import json
 import os
@@ -59,7 +61,12 @@ def read_everywhere(addresses: ServiceAddresses) -> list[str]:
     connection.close()
     with redis.Redis.from_url(addresses.redis_url, decode_responses=True) as client:
         from_redis = client.get("note")
-    from_store = connect_store(addresses).get_object(Bucket=addresses.bucket, Key="note")["Body"].read().decode()
+    from_store = (
+        connect_store(addresses)
+        .get_object(Bucket=addresses.bucket, Key="note")["Body"]
+        .read()
+        .decode()
+    )
     return [from_postgres, str(from_redis), from_store]
 
 
@@ -77,7 +84,9 @@ def connect_store(addresses: ServiceAddresses):
 def wait_for_processes_to_end(process_ids: list[int]) -> list[int]:
     """Those that still run after a while."""
     deadline = time.monotonic() + END_SECONDS
-    while (alive := [pid for pid in process_ids if read_start_stamp(pid) is not None]) and time.monotonic() < deadline:
+    while (
+        alive := [pid for pid in process_ids if read_start_stamp(pid) is not None]
+    ) and time.monotonic() < deadline:
         time.sleep(0.1)
     return alive
 
@@ -98,7 +107,9 @@ def test_data_outlives_a_stop(state: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the next start ends them")
 def test_nothing_outlives_a_killed_launcher(state: Path) -> None:
-    launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER, str(state)], stdout=subprocess.PIPE)
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, str(state)], stdout=subprocess.PIPE
+    )
     assert launcher.stdout is not None
     line = launcher.stdout.readline()
     launcher.kill()
@@ -121,7 +132,10 @@ def test_two_sets_stand_side_by_side(state: Path, service_urls: ServiceAddresses
     try:
         addresses = other.start()
         write_everywhere(addresses, "other")
-        assert addresses.database_url.rpartition("@")[2] != service_urls.database_url.rpartition("@")[2]
+        assert (
+            addresses.database_url.rpartition("@")[2]
+            != service_urls.database_url.rpartition("@")[2]
+        )
         with redis.Redis.from_url(service_urls.redis_url) as client:
             assert client.get("note") is None
     finally:
@@ -132,13 +146,17 @@ def test_wrong_passwords_are_refused(service_urls: ServiceAddresses) -> None:
     with pytest.raises(psycopg2.OperationalError, match="password authentication failed"):
         psycopg2.connect(service_urls.database_url.replace("horde:", "horde:x", 1))
     with (
-        redis.Redis.from_url(service_urls.redis_url.replace("redis://:", "redis://:x", 1)) as client,
+        redis.Redis.from_url(
+            service_urls.redis_url.replace("redis://:", "redis://:x", 1)
+        ) as client,
         pytest.raises(redis.AuthenticationError),
     ):
         client.ping()
 
 
-def test_addresses_in_the_environment_switch_a_service_off(state: Path, service_urls: ServiceAddresses) -> None:
+def test_addresses_in_the_environment_switch_a_service_off(
+    state: Path, service_urls: ServiceAddresses
+) -> None:
     services = Services(state, service_urls.build_environment())
     assert services.start() == service_urls
     assert services.launcher.list_process_ids() == {}
@@ -146,12 +164,21 @@ def test_addresses_in_the_environment_switch_a_service_off(state: Path, service_
 
 def test_a_store_without_its_keys_is_refused(state: Path) -> None:
     with pytest.raises(StartFailed, match="AWS_ACCESS_KEY_ID"):
-        Services(state, {"DATABASE_URL": "x", "REDIS_URL": "x", "S3_ENDPOINT": "http://127.0.0.1:1"}).start()
+        Services(
+            state, {"DATABASE_URL": "x", "REDIS_URL": "x", "S3_ENDPOINT": "http://127.0.0.1:1"}
+        ).start()
 
 
 def test_a_keeper_ends_with_the_process_it_watches(tmp_path: Path) -> None:
     watched = subprocess.Popen(["sleep", "600"])
-    command = [sys.executable, "-m", "devtools.keeper", str(tmp_path / "kept"), "--watch", str(watched.pid)]
+    command = [
+        sys.executable,
+        "-m",
+        "devtools.keeper",
+        str(tmp_path / "kept"),
+        "--watch",
+        str(watched.pid),
+    ]
     keeper = subprocess.Popen(command)
     try:
         deadline = time.monotonic() + 60

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Streamed chats end to end: the API as processes, a bridge as a process, a backend whose pace the test sets, and Redis."""
+"""Streamed chats end to end: the API as processes, a bridge as a process, a backend whose pace the
+test sets, and Redis.
+"""
 
 import threading
 from collections.abc import Iterator
@@ -11,14 +13,30 @@ import redis
 
 from devtools.services import ServiceAddresses
 from horde.redis_ctrl import chat_signal_db
-from tests.acceptance._scripted_stream import END, MODEL, WAIT_SECONDS, Step, StreamingBackend, chunk
-from tests.acceptance._stack import Account, Horde, build_shared_environment, running_bridge, running_horde, wait_until
+from tests.acceptance._scripted_stream import (
+    END,
+    MODEL,
+    WAIT_SECONDS,
+    Step,
+    StreamingBackend,
+    chunk,
+)
+from tests.acceptance._stack import (
+    Account,
+    Horde,
+    build_shared_environment,
+    running_bridge,
+    running_horde,
+    wait_until,
+)
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def horde(service_urls: ServiceAddresses, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Horde]:
+def horde(
+    service_urls: ServiceAddresses, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Horde]:
     """The API with two processes."""
     services = build_shared_environment(service_urls, "acceptance_streaming")
     with running_horde(services, tmp_path_factory.mktemp("streaming")) as horde:
@@ -38,7 +56,9 @@ def client(horde: Horde) -> Account:
 @pytest.fixture(scope="module")
 def streams(service_urls: ServiceAddresses) -> Iterator[redis.Redis]:
     """The logical database that streams are on."""
-    with redis.Redis.from_url(service_urls.redis_url, db=chat_signal_db, decode_responses=True) as client:
+    with redis.Redis.from_url(
+        service_urls.redis_url, db=chat_signal_db, decode_responses=True
+    ) as client:
         yield client
 
 
@@ -47,7 +67,9 @@ def serving(horde: Horde, owner: Account, steps: list[Step]) -> Iterator[Streami
     """A bridge with a backend that answers each chat with these steps."""
     with (
         StreamingBackend(steps).running() as backend,
-        running_bridge(horde, owner.key, backend.url, "streamer", "--supports", "prompt_overflow_refused"),
+        running_bridge(
+            horde, owner.key, backend.url, "streamer", "--supports", "prompt_overflow_refused"
+        ),
     ):
         yield backend
 
@@ -60,7 +82,9 @@ def test_a_reader_gets_the_text_while_the_bridge_generates(
     horde: Horde, owner: Account, client: Account, streams: redis.Redis
 ) -> None:
     goes_on = threading.Event()
-    with serving(horde, owner, [chunk(content="Blue"), goes_on, chunk(content=" it is."), 1.5, END]):
+    with serving(
+        horde, owner, [chunk(content="Blue"), goes_on, chunk(content=" it is."), 1.5, END]
+    ):
         request_id = horde.api.queue_chat(client.key, MODEL, stream=True)
         (first,) = wait_until(lambda: read_stream(streams, request_id), log=horde.api.log)
         assert (first["seq"], first["content"]) == ("1", "Blue")
@@ -84,7 +108,9 @@ def test_a_cancel_stops_the_backend_and_pays_what_was_posted(
     with serving(horde, owner, endless) as backend:
         request_id = horde.api.queue_chat(client.key, MODEL, stream=True)
         wait_until(lambda: read_stream(streams, request_id), log=horde.api.log)
-        answer = horde.api.http.delete(f"/generate/chat/status/{request_id}", headers={"apikey": client.key})
+        answer = horde.api.http.delete(
+            f"/generate/chat/status/{request_id}", headers={"apikey": client.key}
+        )
         assert answer.status_code == 200
         assert backend.was_hung_up.wait(WAIT_SECONDS)
     status = horde.api.get_status("chat", request_id)

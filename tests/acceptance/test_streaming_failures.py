@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""What happens to streamed jobs when something dies under them: no request is lost, no job paid twice, no lease left behind.
+"""What happens to streamed jobs when something dies under them: no request is lost, no job paid
+twice, no lease left behind.
 
-The workers are scripted and do what the contract tells them; the rest is real. Each test uses a model of its own.
+The workers are scripted and do what the contract tells them; the rest is real. Each test uses a
+model of its own.
 """
 
 import contextlib
@@ -60,7 +62,10 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FailingServic
 @pytest.fixture(scope="module")
 def settings(services: FailingServices, service_urls: ServiceAddresses) -> dict[str, str]:
     """Where an API finds them."""
-    return service_urls.build_environment() | {"DATABASE_URL": services.postgres.url, "REDIS_URL": services.valkey.url}
+    return service_urls.build_environment() | {
+        "DATABASE_URL": services.postgres.url,
+        "REDIS_URL": services.valkey.url,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -83,18 +88,31 @@ def client(horde: Horde) -> Account:
 @pytest.fixture
 def streams(services: FailingServices) -> Iterator[redis.Redis]:
     """The logical database of leases and streams."""
-    with redis.Redis.from_url(services.valkey.url, db=chat_signal_db, decode_responses=True) as connection:
+    with redis.Redis.from_url(
+        services.valkey.url, db=chat_signal_db, decode_responses=True
+    ) as connection:
         yield connection
 
 
-def make_worker(horde: Horde, owner: Account, name: str, model: str | None = None) -> ScriptedWorker:
+def make_worker(
+    horde: Horde, owner: Account, name: str, model: str | None = None
+) -> ScriptedWorker:
     """An online worker that takes many chats at a time."""
-    worker = ScriptedWorker(horde.api, owner.key, name, model or f"tests/{name}", takes_chat=True, changes={"threads": JOB_COUNT})
+    worker = ScriptedWorker(
+        horde.api,
+        owner.key,
+        name,
+        model or f"tests/{name}",
+        takes_chat=True,
+        changes={"threads": JOB_COUNT},
+    )
     assert worker.pop() is None
     return worker
 
 
-def pop_streamed_jobs(horde: Horde, client: Account, worker: ScriptedWorker, count: int) -> dict[str, dict[str, Any]]:
+def pop_streamed_jobs(
+    horde: Horde, client: Account, worker: ScriptedWorker, count: int
+) -> dict[str, dict[str, Any]]:
     """As many jobs by their request."""
     jobs = {}
     for _ in range(count):
@@ -139,7 +157,9 @@ class StreamingCrowd:
             time.sleep(POST_SECONDS)
             if not posts:
                 continue
-            answer = retry(lambda seq=seq, piece=piece: self.worker.post_progress(job["id"], seq, piece))  # type: ignore[misc]
+            answer = retry(
+                lambda seq=seq, piece=piece: self.worker.post_progress(job["id"], seq, piece)
+            )  # type: ignore[misc]
             if answer.status_code == 200:
                 with self.lock:
                     self.posts[job["id"]] += 1
@@ -153,7 +173,8 @@ class StreamingCrowd:
                 assert answer.json()["rc"] == "ChatProgressNotStreaming", answer.text
                 posts = False
         answer = retry(lambda: self.worker.post_reply(job, "".join(pieces)))
-        stored = answer.status_code == 200 or answer.json().get("rc") == "DuplicateGen"  # stored before its answer was lost
+        # Stored before its answer was lost.
+        stored = answer.status_code == 200 or answer.json().get("rc") == "DuplicateGen"
         self.outcomes[job["id"]] = "settled" if stored else str(answer.json())
 
 
@@ -168,11 +189,18 @@ def streaming(crowd: StreamingCrowd, jobs: dict[str, dict[str, Any]]) -> Iterato
 
 
 def assert_each_job_is_paid_once(horde: Horde, owner: Account) -> None:
-    """As many payments to the workers' owner as replies and cancelled jobs, and nothing held or in doubt."""
+    """As many payments to the workers' owner as replies and cancelled jobs, and nothing held or in
+    doubt.
+    """
     settled = "generation IS NOT NULL OR settled_character_count IS NOT NULL"
     paid_jobs = horde.database.value(f"SELECT count(*) FROM processing_gens WHERE {settled}")
     assert horde.count_payments(owner) == paid_jobs
-    assert horde.database.value("SELECT count(*) FROM processing_gens WHERE generation IS NULL AND NOT faulted") == 0
+    assert (
+        horde.database.value(
+            "SELECT count(*) FROM processing_gens WHERE generation IS NULL AND NOT faulted"
+        )
+        == 0
+    )
     assert horde.audit()["discrepancies"] == []
     assert horde.database.value("SELECT count(*) FROM kudos_reservations WHERE active") == 0
 
@@ -220,13 +248,17 @@ def test_a_redis_that_comes_back_empty_costs_streams_and_nothing_else(
     job = worker.require_job()  # streams work again, for what is popped from now on
     with streaming(crowd, {late: job}):
         pass
-    assert "".join(entry["content"] for entry in read_stream(streams, late)) == "".join(list_pieces(job))
+    assert "".join(entry["content"] for entry in read_stream(streams, late)) == "".join(
+        list_pieces(job)
+    )
     assert list_leases(streams) == []
     assert worker.pop() is None
     assert_each_job_is_paid_once(horde, owner)
 
 
-def test_a_killed_api_loses_no_entry_and_no_reply(horde: Horde, streams: redis.Redis, client: Account, owner: Account) -> None:
+def test_a_killed_api_loses_no_entry_and_no_reply(
+    horde: Horde, streams: redis.Redis, client: Account, owner: Account
+) -> None:
     worker = make_worker(horde, owner, "api killed")
     jobs = pop_streamed_jobs(horde, client, worker, JOB_COUNT)
     crowd = StreamingCrowd(worker)
@@ -268,7 +300,10 @@ def test_a_vanished_workers_job_is_offered_again_once(
     with streaming(crowd, {request_id: second}):
         pass
     entries = read_stream(streams, request_id)
-    assert [(entry["gen"], entry.get("ended")) for entry in entries[:2]] == [(job["id"], None), (job["id"], "1")]
+    assert [(entry["gen"], entry.get("ended")) for entry in entries[:2]] == [
+        (job["id"], None),
+        (job["id"], "1"),
+    ]
     assert "".join(entry["content"] for entry in entries[2:]) == "".join(list_pieces(second))
     status = horde.api.get_status("chat", request_id)
     assert (status["restarted"], status["finished"], status["done"]) == (1, 1, True)
@@ -276,7 +311,9 @@ def test_a_vanished_workers_job_is_offered_again_once(
     assert_each_job_is_paid_once(horde, owner)
 
 
-def test_two_leaders_at_once_end_each_job_once(horde: Horde, streams: redis.Redis, client: Account, owner: Account) -> None:
+def test_two_leaders_at_once_end_each_job_once(
+    horde: Horde, streams: redis.Redis, client: Account, owner: Account
+) -> None:
     worker = make_worker(horde, owner, "led twice")
     other = make_worker(horde, owner, "led on", worker.model)
     jobs = pop_streamed_jobs(horde, client, worker, 20)
@@ -288,7 +325,8 @@ def test_two_leaders_at_once_end_each_job_once(horde: Horde, streams: redis.Redi
         leaders = [horde.commands, Commands(horde.environment)]
         stack.callback(leaders[1].close)
         for leader in leaders:
-            leader.require("clean-up")  # everything is imported, so that the next passes run at the same time
+            # Everything is imported, so that the next passes run at the same time.
+            leader.require("clean-up")
         horde.end_leases(*(job["id"] for job in jobs.values()))
         with ThreadPoolExecutor(len(leaders)) as threads:
             list(threads.map(lambda leader: leader.require("clean-up"), leaders))
@@ -326,7 +364,9 @@ def test_hosts_whose_clocks_differ_serve_one_stream(
 ) -> None:
     worker = make_worker(horde, owner, "skewed")
     with running_api_with_skew(horde, tmp_path, SKEW_SECONDS) as second:
-        elsewhere = ScriptedWorker(second, owner.key, worker.name, worker.model, takes_chat=True, changes=worker.changes)
+        elsewhere = ScriptedWorker(
+            second, owner.key, worker.name, worker.model, takes_chat=True, changes=worker.changes
+        )
         jobs = {}
         for host in (worker, elsewhere):
             request_id = host.api.queue_chat(client.key, worker.model, stream=True)
@@ -337,17 +377,26 @@ def test_hosts_whose_clocks_differ_serve_one_stream(
             for job in jobs.values():
                 answer = host.post_progress(job["id"], seq, f"{seq} ")
                 assert answer.json() == {"accepted_seq": seq, "cancelled": False}
-                deadlines[job["id"]].append(horde.database.value("SELECT job_ttl FROM processing_gens WHERE id = %s", job["id"]))
+                deadlines[job["id"]].append(
+                    horde.database.value(
+                        "SELECT job_ttl FROM processing_gens WHERE id = %s", job["id"]
+                    )
+                )
             time.sleep(0.2)
         horde.clean_up()
         for seconds in deadlines.values():
             assert seconds == sorted(seconds)  # a deadline never moves back
             assert seconds[-1] <= 150 + OUTAGE_SECONDS
-        for (request_id, job), host in zip(jobs.items(), (elsewhere, worker), strict=True):  # each where it was not popped
-            answer = host.api.post("/generate/text/submit", build_reply(job, "1 2 3 4 5 6 7 8 "), host.key)
+        # Each where it was not popped.
+        for (request_id, job), host in zip(jobs.items(), (elsewhere, worker), strict=True):
+            answer = host.api.post(
+                "/generate/text/submit", build_reply(job, "1 2 3 4 5 6 7 8 "), host.key
+            )
             assert answer.status_code == 200, answer.text
             assert answer.json()["reward"] > 0
-            assert [entry["seq"] for entry in read_stream(streams, request_id)] == [str(seq) for seq in range(1, 9)]
+            assert [entry["seq"] for entry in read_stream(streams, request_id)] == [
+                str(seq) for seq in range(1, 9)
+            ]
         # At once there and here: popped by the one, cancelled by the other.
         request_id = worker.api.queue_chat(client.key, worker.model, stream=True)
         job = elsewhere.require_job()
@@ -357,7 +406,8 @@ def test_hosts_whose_clocks_differ_serve_one_stream(
     speed = horde.database.value("SELECT speed FROM workers WHERE name = %s", worker.name)
     assert 0 < speed < 10_000
     assert_each_job_is_paid_once(horde, owner)
-    streams.delete(f"horde:chat:lease:{job['id']}")  # a cancelled one is kept for its worker until it expires
+    # A cancelled one is kept for its worker until it expires.
+    streams.delete(f"horde:chat:lease:{job['id']}")
 
 
 def test_a_reader_that_never_reads_holds_up_nobody(
@@ -383,9 +433,13 @@ def test_a_reader_that_never_reads_holds_up_nobody(
 
 @contextlib.contextmanager
 def ask_without_reading(redis_url: str, request_id: str) -> Iterator[None]:
-    """A reader that asks for a stream of 8 kB a thousand times, far more than its socket holds, and takes no answer."""
+    """A reader that asks for a stream of 8 kB a thousand times, far more than its socket holds, and
+    takes no answer.
+    """
     address = urlsplit(redis_url)
-    login = f"AUTH {address.username or 'default'} {address.password}\r\n" if address.password else ""
+    login = (
+        f"AUTH {address.username or 'default'} {address.password}\r\n" if address.password else ""
+    )
     with socket.create_connection((address.hostname or "", address.port or 0), 10) as connection:
         connection.sendall(f"{login}SELECT {chat_signal_db}\r\n".encode())
         connection.sendall(f"XRANGE horde:chat:stream:{request_id} - +\r\n".encode() * 1000)

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""A headless Chromium driven over the two pipes of its DevTools protocol: no driver program, no library.
+"""A headless Chromium driven over the two pipes of its DevTools protocol: no driver program, no
+library.
 
-Clicks and keys go through the browser's own input, so that what is hidden or covered cannot be pressed.
+Clicks and keys go through the browser's own input, so that what is hidden or covered cannot be
+pressed.
 """
 
 import base64
@@ -66,7 +68,9 @@ class Browser:
         self.events: list[dict[str, Any]] = []
 
     def send(self, method: str, session: str | None = None, **parameters: Any) -> dict[str, Any]:
-        """Run a command of the protocol. Returns its result; what happens meanwhile is kept in ``events``."""
+        """Run a command of the protocol. Returns its result; what happens meanwhile is kept in
+        ``events``.
+        """
         self._last_id += 1
         message: dict[str, Any] = {"id": self._last_id, "method": method, "params": parameters}
         if session is not None:
@@ -84,22 +88,42 @@ class Browser:
         while b"\0" not in self._buffer:
             ready, _, _ = select.select([self._in], [], [], max(0, deadline - time.monotonic()))
             piece = os.read(self._in, 1 << 16) if ready else b""
-            assert piece, f"the browser does not answer\n{self.log.read_text(errors='replace')[-3000:]}"
+            assert piece, (
+                f"the browser does not answer\n{self.log.read_text(errors='replace')[-3000:]}"
+            )
             self._buffer += piece
         message, _, self._buffer = self._buffer.partition(b"\0")
         return dict(json.loads(message))
 
-    def open(self, url: str, *, width: int = 1200, height: int = 800, is_dark: bool = False, is_phone: bool = False) -> "Page":
+    def open(
+        self,
+        url: str,
+        *,
+        width: int = 1200,
+        height: int = 800,
+        is_dark: bool = False,
+        is_phone: bool = False,
+    ) -> "Page":
         """A new page without anything stored by another one, loaded."""
         context = self.send("Target.createBrowserContext")["browserContextId"]
-        target = self.send("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
-        page = Page(self, self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"])
+        target = self.send("Target.createTarget", url="about:blank", browserContextId=context)[
+            "targetId"
+        ]
+        page = Page(
+            self, self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        )
         for domain in ("Page", "Runtime", "Network", "Log"):
             page.send(f"{domain}.enable")
         scheme = {"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}
         page.send("Emulation.setEmulatedMedia", features=[scheme])
         scale = 2 if is_phone else 1
-        page.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=is_phone)
+        page.send(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=scale,
+            mobile=is_phone,
+        )
         page.send("Page.navigate", url=url)
         page.wait_for("location.href !== 'about:blank' && document.readyState === 'complete'")
         return page
@@ -137,7 +161,9 @@ class Page:
 
     def evaluate(self, expression: str) -> Any:
         """The value of a JavaScript expression; a promise is awaited."""
-        answer = self.send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        answer = self.send(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
@@ -156,9 +182,10 @@ class Page:
         """Press the middle of an element, which has to be what lies there."""
         find = f"document.querySelector({json.dumps(selector)})"
         x, y, is_on_top = self.evaluate(
-            f"(() => {{ const e = {find}; e.scrollIntoView({{block: 'nearest'}}); const r = e.getBoundingClientRect();"
-            " const x = r.x + r.width / 2, y = r.y + r.height / 2, top = document.elementFromPoint(x, y);"
-            " return [x, y, e === top || e.contains(top)]; })()"
+            f"(() => {{ const e = {find}; e.scrollIntoView({{block: 'nearest'}}); const r ="
+            " e.getBoundingClientRect(); const x = r.x + r.width / 2, y = r.y + r.height / 2, top"
+            " = document.elementFromPoint(x, y); return [x, y, e === top || e.contains(top)];"
+            " })()"
         )
         assert is_on_top, f"{selector} cannot be pressed"
         for kind in ("mousePressed", "mouseReleased"):
@@ -174,7 +201,12 @@ class Page:
         """Press one of KEY_CODES on whatever has the focus."""
         code = KEY_CODES[key]
         text = {"text": "\r"} if key == "Enter" else {}
-        common: dict[str, Any] = {"key": key, "code": key, "windowsVirtualKeyCode": code, "modifiers": 8 if shift else 0}
+        common: dict[str, Any] = {
+            "key": key,
+            "code": key,
+            "windowsVirtualKeyCode": code,
+            "modifiers": 8 if shift else 0,
+        }
         self.send("Input.dispatchKeyEvent", type="keyDown", **common, **text)
         self.send("Input.dispatchKeyEvent", type="keyUp", **common)
 
@@ -200,15 +232,29 @@ class Page:
                 yield event["params"]
 
     def list_complaints(self) -> list[str]:
-        """Uncaught errors, refusals of the page's policy and console errors, but for answers that are errors."""
-        found = [str(event["exceptionDetails"]) for event in self.iter_events("Runtime.exceptionThrown")]
+        """Uncaught errors, refusals of the page's policy and console errors, but for answers that
+        are errors.
+        """
+        found = [
+            str(event["exceptionDetails"]) for event in self.iter_events("Runtime.exceptionThrown")
+        ]
         entries = [event["entry"] for event in self.iter_events("Log.entryAdded")]
-        found += [entry["text"] for entry in entries if entry["level"] == "error" and entry["source"] != "network"]
-        return found + [str(event) for event in self.iter_events("Runtime.consoleAPICalled") if event["type"] == "error"]
+        found += [
+            entry["text"]
+            for entry in entries
+            if entry["level"] == "error" and entry["source"] != "network"
+        ]
+        return found + [
+            str(event)
+            for event in self.iter_events("Runtime.consoleAPICalled")
+            if event["type"] == "error"
+        ]
 
     def list_requested_addresses(self) -> set[str]:
         """Everything the page asked for, inlined data aside."""
-        addresses = {str(event["request"]["url"]) for event in self.iter_events("Network.requestWillBeSent")}
+        addresses = {
+            str(event["request"]["url"]) for event in self.iter_events("Network.requestWillBeSent")
+        }
         return {address for address in addresses if not address.startswith("data:")}
 
 

@@ -26,14 +26,28 @@ HOLD_SECONDS = 60  # a request that nobody cancels; long after the test failed
 
 MODEL = "tests/clients-model"
 FEATURES = [
-    *("tools", "json_object", "json_schema", "tools_with_response_format", "seed", "presence_penalty", "frequency_penalty"),
-    *("reasoning_effort", "tool_choice_enforced", "single_tool_call_enforced", "structured_output_enforced"),
+    *(
+        "tools",
+        "json_object",
+        "json_schema",
+        "tools_with_response_format",
+        "seed",
+        "presence_penalty",
+        "frequency_penalty",
+    ),
+    *(
+        "reasoning_effort",
+        "tool_choice_enforced",
+        "single_tool_call_enforced",
+        "structured_output_enforced",
+    ),
     "prompt_overflow_refused",
 ]
 PIECES = ["Blue", ", like", " the", " sky."]
 WEATHER = "It is 21 degrees in Paris."
 PERSON = {"name": "Ada", "age": 36}
-ARGUMENTS: dict[str, dict[str, Any]] = {"get_weather": {"city": "Paris"}}  # any other function gets PERSON
+# Any other function gets PERSON.
+ARGUMENTS: dict[str, dict[str, Any]] = {"get_weather": {"city": "Paris"}}
 
 type Job = dict[str, Any]
 
@@ -41,8 +55,12 @@ type Job = dict[str, Any]
 class AnsweringWorker:
     """Pops until it is stopped; each job is served in a thread of its own."""
 
-    def __init__(self, api_url: str, key: str, name: str = "answering worker", model: str = MODEL) -> None:
-        self._http = httpx.Client(base_url=f"{api_url}/v2", headers={"apikey": key}, timeout=ANSWER_SECONDS)
+    def __init__(
+        self, api_url: str, key: str, name: str = "answering worker", model: str = MODEL
+    ) -> None:
+        self._http = httpx.Client(
+            base_url=f"{api_url}/v2", headers={"apikey": key}, timeout=ANSWER_SECONDS
+        )
         self._name, self.model = name, model
         self._is_stopped = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -94,7 +112,10 @@ class AnsweringWorker:
         elif "reason" in said:
             self.reply(job, ["Blue."], reasoning="The sky comes to mind.")
         elif "fail" in said:
-            self._http.post("/generate/text/submit", json={"id": job["id"], "state": "faulted", "model_id": job["model"]})
+            self._http.post(
+                "/generate/text/submit",
+                json={"id": job["id"], "state": "faulted", "model_id": job["model"]},
+            )
         else:
             self.reply(job, PIECES)
 
@@ -109,7 +130,11 @@ class AnsweringWorker:
 
     def post(self, job: Job, number: int, delta: dict[str, str]) -> dict[str, Any]:
         """Tell what was generated since the last post."""
-        return dict(self._http.post("/generate/text/progress", json={"id": job["id"], "seq": number, "delta": delta}).json())
+        return dict(
+            self._http.post(
+                "/generate/text/progress", json={"id": job["id"], "seq": number, "delta": delta}
+            ).json()
+        )
 
     def submit(self, job: Job, content: str | None = None, **more: Any) -> None:
         """Hand the reply in."""
@@ -125,7 +150,9 @@ class AnsweringWorker:
         assert answer.status_code == 200, answer.text
 
     def hold(self, job: Job) -> None:
-        """Say two words and go on only when the request is cancelled, as a worker that generates for long would."""
+        """Say two words and go on only when the request is cancelled, as a worker that generates
+        for long would.
+        """
         number = 0
         for _ in range(int(HOLD_SECONDS / IDLE_SECONDS)):
             if self._is_stopped.wait(IDLE_SECONDS * 4 if number else 0):
@@ -133,7 +160,9 @@ class AnsweringWorker:
             if not job["payload"].get("stream_progress"):
                 continue
             number += 1
-            answer = self.post(job, number, {"content": ["One,", " two,"][number - 1] if number <= 2 else "."})
+            answer = self.post(
+                job, number, {"content": ["One,", " two,"][number - 1] if number <= 2 else "."}
+            )
             if answer.get("cancelled") or "rc" in answer:
                 return
 

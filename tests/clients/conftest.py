@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """A whole horde for clients: API, front and a worker that answers, and the clients themselves.
 
-What people point at the front is installed when a test first asks (``devtools/clients.py``). Without a registry those
-tests are skipped with a word, on a build server they fail.
+What people point at the front is installed when a test first asks (``devtools/clients.py``).
+Without a registry those tests are skipped with a word, on a build server they fail.
 """
 
 import os
@@ -15,7 +15,14 @@ import pytest
 from devtools import clients
 from devtools.bootstrap import SetupError
 from devtools.services import ServiceAddresses
-from tests.acceptance._stack import Account, Front, Horde, build_shared_environment, running_front, running_horde
+from tests.acceptance._stack import (
+    Account,
+    Front,
+    Horde,
+    build_shared_environment,
+    running_front,
+    running_horde,
+)
 from tests.clients._browser import Browser
 from tests.clients._worker import MODEL, AnsweringWorker, running_worker
 
@@ -40,18 +47,30 @@ class Stack:
             "LANGSMITH_TRACING": "false",
             "AI_SDK_LOG_WARNINGS": "false",
         }
-        dropped = ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "VIRTUAL_ENV", "OPENAI_API_KEY", "OPENAI_BASE_URL")
+        dropped = (
+            "PYTHONDONTWRITEBYTECODE",
+            "PYTHONPATH",
+            "VIRTUAL_ENV",
+            "OPENAI_API_KEY",
+            "OPENAI_BASE_URL",
+        )
         return {name: value for name, value in os.environ.items() if name not in dropped} | told
 
     def is_cancelled(self, request_id: str) -> bool:
         """Whether the horde gave the request up."""
-        (outcome,) = self.horde.database.rows("SELECT terminal_outcome FROM waiting_prompts WHERE id = %s", request_id)
+        (outcome,) = self.horde.database.rows(
+            "SELECT terminal_outcome FROM waiting_prompts WHERE id = %s", request_id
+        )
         return outcome[0] == "cancelled"
 
 
 @pytest.fixture(scope="package")
-def stack(service_urls: ServiceAddresses, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """A horde with its front and one worker. It ends with the package, since it shares the Redis of the process."""
+def stack(
+    service_urls: ServiceAddresses, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stack]:
+    """A horde with its front and one worker. It ends with the package, since it shares the Redis of
+    the process.
+    """
     folder = tmp_path_factory.mktemp("clients")
     environment = build_shared_environment(service_urls, "clients")
     with running_horde(environment, folder) as horde, running_front(horde, folder) as front:

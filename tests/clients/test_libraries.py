@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""The libraries people use, each as a process of its own, against a whole horde: API, front and worker.
+"""The libraries people use, each as a process of its own, against a whole horde: API, front and
+worker.
 
-A script under ``scripts`` runs all its scenarios and prints what it saw; the tests say what that has to be.
+A script under ``scripts`` runs all its scenarios and prints what it saw; the tests say what that
+has to be.
 """
 
 import json
@@ -29,7 +31,13 @@ type Seen = dict[str, Any]
 def run_script(command: list[str], stack: Stack, folder: Path) -> Seen:
     """What a script printed last."""
     done = subprocess.run(
-        command, cwd=folder, env=stack.build_environment(), capture_output=True, text=True, timeout=SECONDS, check=False
+        command,
+        cwd=folder,
+        env=stack.build_environment(),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return dict(json.loads(done.stdout.splitlines()[-1]))
@@ -86,7 +94,9 @@ def run_javascript(node: tuple[Path, Path], script: str, stack: Stack) -> Seen:
     """Node looks for libraries beside the script, so it runs from a copy that lies beside them."""
     program, libraries = node
     beside = libraries / f"scripts-{os.environ.get('PYTEST_XDIST_WORKER', 'only')}"
-    shutil.copytree(SCRIPTS, beside, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    shutil.copytree(
+        SCRIPTS, beside, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.py", "__pycache__")
+    )
     try:
         return run_script([str(program), str(beside / script)], stack, beside)
     finally:
@@ -109,7 +119,8 @@ def require_content(seen: Seen, scenario: str, content: str = REPLY) -> Seen:
     return dict(seen[scenario])
 
 
-# --- OpenAI's own libraries --------------------------------------------------------------------------------------------
+# --- OpenAI's own libraries
+# --------------------------------------------------------------------------------------------
 
 
 def test_openai_python_gets_a_reply_with_all_its_fields(openai_python: Seen) -> None:
@@ -134,7 +145,11 @@ def test_openai_python_streams(openai_python: Seen) -> None:
 
 def test_openai_python_takes_a_call_and_brings_its_result(openai_python: Seen) -> None:
     reply = require_content(openai_python, "tools", WEATHER)
-    assert (reply["finish"], reply["name"], reply["arguments"]) == ("tool_calls", "get_weather", {"city": "Paris"})
+    assert (reply["finish"], reply["name"], reply["arguments"]) == (
+        "tool_calls",
+        "get_weather",
+        {"city": "Paris"},
+    )
     assert openai_python["stream_of_a_call"] == {"calls": [[0, "get_weather", {"city": "Paris"}]]}
 
 
@@ -143,14 +158,19 @@ def test_openai_python_parses_a_typed_reply(openai_python: Seen) -> None:
 
 
 def test_openai_python_gets_the_reasoning(openai_python: Seen) -> None:
-    assert require_content(openai_python, "reasoning", "Blue.")["reasoning"] == "The sky comes to mind."
+    assert (
+        require_content(openai_python, "reasoning", "Blue.")["reasoning"]
+        == "The sky comes to mind."
+    )
 
 
 def test_openai_python_lists_and_retrieves_models(openai_python: Seen) -> None:
     assert openai_python["models"] == {"is_listed": True, "retrieved": MODEL}
 
 
-def test_openai_python_raises_its_errors_and_repeats_no_request_that_was_queued(openai_python: Seen) -> None:
+def test_openai_python_raises_its_errors_and_repeats_no_request_that_was_queued(
+    openai_python: Seen,
+) -> None:
     assert openai_python["errors"] == {
         "wrong_key": [401, "invalid_api_key", None, 1],
         "unknown_model": [404, "model_not_found", "model", 1],
@@ -161,7 +181,9 @@ def test_openai_python_raises_its_errors_and_repeats_no_request_that_was_queued(
 
 
 @pytest.mark.parametrize("library", ["newest_openai", "older_openai", "openai_javascript"])
-def test_leaving_a_stream_cancels_its_request(library: str, stack: Stack, request: pytest.FixtureRequest) -> None:
+def test_leaving_a_stream_cancels_its_request(
+    library: str, stack: Stack, request: pytest.FixtureRequest
+) -> None:
     left = request.getfixturevalue(library)["cancel"]
     assert str(left["content"]).startswith("One,"), left
     wait_until(lambda: stack.is_cancelled(left["request_id"]))
@@ -169,7 +191,13 @@ def test_leaving_a_stream_cancels_its_request(library: str, stack: Stack, reques
 
 def test_openai_javascript_gets_a_reply_with_all_its_fields(openai_javascript: Seen) -> None:
     reply = require_content(openai_javascript, "chat")
-    assert reply == {"content": REPLY, "finish": "stop", "tokens": TOKENS, "worker": "answering worker", "has_request_id": True}
+    assert reply == {
+        "content": REPLY,
+        "finish": "stop",
+        "tokens": TOKENS,
+        "worker": "answering worker",
+        "has_request_id": True,
+    }
 
 
 def test_openai_javascript_streams(openai_javascript: Seen) -> None:
@@ -180,7 +208,11 @@ def test_openai_javascript_streams(openai_javascript: Seen) -> None:
 
 def test_openai_javascript_takes_a_call_and_brings_its_result(openai_javascript: Seen) -> None:
     reply = require_content(openai_javascript, "tools", WEATHER)
-    assert (reply["finish"], reply["name"], reply["arguments"]) == ("tool_calls", "get_weather", {"city": "Paris"})
+    assert (reply["finish"], reply["name"], reply["arguments"]) == (
+        "tool_calls",
+        "get_weather",
+        {"city": "Paris"},
+    )
     assert require_content(openai_javascript, "tool_runner", WEATHER)["asked"] == ["Paris"]
 
 
@@ -189,14 +221,19 @@ def test_openai_javascript_parses_a_typed_reply(openai_javascript: Seen) -> None
 
 
 def test_openai_javascript_gets_the_reasoning(openai_javascript: Seen) -> None:
-    assert require_content(openai_javascript, "reasoning", "Blue.")["reasoning"] == "The sky comes to mind."
+    assert (
+        require_content(openai_javascript, "reasoning", "Blue.")["reasoning"]
+        == "The sky comes to mind."
+    )
 
 
 def test_openai_javascript_lists_and_retrieves_models(openai_javascript: Seen) -> None:
     assert openai_javascript["models"] == {"is_listed": True, "retrieved": MODEL}
 
 
-def test_openai_javascript_raises_its_errors_and_repeats_no_request_that_was_queued(openai_javascript: Seen) -> None:
+def test_openai_javascript_raises_its_errors_and_repeats_no_request_that_was_queued(
+    openai_javascript: Seen,
+) -> None:
     assert openai_javascript["errors"] == {
         "wrong_key": ["AuthenticationError", 401, "invalid_api_key", None, 1],
         "unknown_model": ["NotFoundError", 404, "model_not_found", "model", 1],
@@ -205,7 +242,8 @@ def test_openai_javascript_raises_its_errors_and_repeats_no_request_that_was_que
     }
 
 
-# --- frameworks --------------------------------------------------------------------------------------------------------
+# --- frameworks
+# --------------------------------------------------------------------------------------------------------
 
 FRAMEWORKS = ["langchain", "litellm", "pydantic_ai", "vercel_ai"]
 
@@ -245,7 +283,9 @@ def test_a_typed_reply_may_be_a_call(library: str, request: pytest.FixtureReques
 
 
 def test_instructor_parses_typed_replies_whole_and_streamed(instructor: Seen) -> None:
-    assert [instructor[name] for name in ("structured", "structured_by_an_object", "stream")] == [PERSON] * 3
+    assert [instructor[name] for name in ("structured", "structured_by_an_object", "stream")] == [
+        PERSON
+    ] * 3
     assert instructor["errors"] == {"mentions_the_key": True}
 
 

@@ -52,7 +52,9 @@ def ask_and_wait(page: Page, text: str) -> str:
 
 def list_messages(stack: Stack) -> list[tuple[str, str]]:
     """What the worker was sent last."""
-    return [(message["role"], message["content"]) for message in stack.worker.payloads[-1]["messages"]]
+    return [
+        (message["role"], message["content"]) for message in stack.worker.payloads[-1]["messages"]
+    ]
 
 
 def test_the_page_may_load_and_call_nothing_but_its_server(page: Page, stack: Stack) -> None:
@@ -61,7 +63,10 @@ def test_the_page_may_load_and_call_nothing_but_its_server(page: Page, stack: St
     policy = answer.headers["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
-    assert (answer.headers["x-content-type-options"], answer.headers["referrer-policy"]) == ("nosniff", "no-referrer")
+    assert (answer.headers["x-content-type-options"], answer.headers["referrer-policy"]) == (
+        "nosniff",
+        "no-referrer",
+    )
     assert "x-request-id" in answer.headers
     prefix = f"{stack.front.url}/"
     requested = page.list_requested_addresses()
@@ -76,8 +81,14 @@ def test_the_page_may_load_and_call_nothing_but_its_server(page: Page, stack: St
 
 def test_a_file_the_browser_has_is_not_sent_again(stack: Stack) -> None:
     first = httpx.get(f"{stack.front.url}/chat.js")
-    again = httpx.get(f"{stack.front.url}/chat.js", headers={"If-None-Match": first.headers["etag"]})
-    assert (first.headers["content-type"], again.status_code, again.content) == ("text/javascript; charset=utf-8", 304, b"")
+    again = httpx.get(
+        f"{stack.front.url}/chat.js", headers={"If-None-Match": first.headers["etag"]}
+    )
+    assert (first.headers["content-type"], again.status_code, again.content) == (
+        "text/javascript; charset=utf-8",
+        304,
+        b"",
+    )
     refused = httpx.post(f"{stack.front.url}/")
     assert (refused.status_code, refused.json()["error"]["code"]) == (405, "method_not_supported")
 
@@ -94,12 +105,19 @@ def test_a_reply_is_shown_with_its_worker_and_price(page: Page) -> None:
     assert page.focused() == "message"
 
 
-def test_a_conversation_goes_on_with_what_was_said_and_the_options(page: Page, stack: Stack) -> None:
+def test_a_conversation_goes_on_with_what_was_said_and_the_options(
+    page: Page, stack: Stack
+) -> None:
     page.fill("#system", "Speak plainly.")
     page.fill("#max-tokens", "99")
     ask_and_wait(page, "First?")
     ask_and_wait(page, "Second?")
-    expected = [("system", "Speak plainly."), ("user", "First?"), ("assistant", REPLY), ("user", "Second?")]
+    expected = [
+        ("system", "Speak plainly."),
+        ("user", "First?"),
+        ("assistant", REPLY),
+        ("user", "Second?"),
+    ]
     assert list_messages(stack) == expected
     assert stack.worker.payloads[-1]["max_length"] == 99
 
@@ -110,7 +128,9 @@ def test_a_conversation_goes_on_with_what_was_said_and_the_options(page: Page, s
     assert list_messages(stack) == [("user", "Third?")]
 
 
-def test_text_appears_while_it_is_written_and_stopping_cancels_the_request(page: Page, stack: Stack) -> None:
+def test_text_appears_while_it_is_written_and_stopping_cancels_the_request(
+    page: Page, stack: Stack
+) -> None:
     ask(page, "slowly")
     page.wait_for("document.querySelector('#turns').innerText.includes('One,')")
     assert page.evaluate("document.querySelector('.answered').getAttribute('aria-busy')") == "true"
@@ -158,7 +178,9 @@ def test_whoever_tries_again_with_the_keyboard_goes_on_with_the_next_message(pag
     assert page.focused() == "message"
 
 
-def test_a_failed_reply_tells_its_request_and_is_no_part_of_the_conversation(page: Page, stack: Stack) -> None:
+def test_a_failed_reply_tells_its_request_and_is_no_part_of_the_conversation(
+    page: Page, stack: Stack
+) -> None:
     shown = ask_and_wait(page, "fail")
     assert "Code generation_failed." in shown
     assert "Request " in shown
@@ -217,7 +239,11 @@ def test_shift_and_enter_begin_a_line(page: Page, stack: Stack) -> None:
 def test_every_control_has_a_name(page: Page) -> None:
     tree = page.send("Accessibility.getFullAXTree")["nodes"]
     roles = {"textbox", "button", "combobox", "checkbox", "spinbutton", "log", "main", "banner"}
-    controls = [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in tree if "role" in node]
+    controls = [
+        (node["role"]["value"], node.get("name", {}).get("value", ""))
+        for node in tree
+        if "role" in node
+    ]
     found = [(role, name) for role, name in controls if role in roles]
     assert {role for role, _ in found} == roles
     assert [role for role, name in found if not name and role not in ("main", "banner")] == []
@@ -233,7 +259,8 @@ def test_nothing_is_cut_off_on_a_desk_or_a_phone(
     ask_and_wait(page, "What is the sky like, when " + "x" * 200 + "?")
     ask_and_wait(page, "fail")
     assert page.evaluate(
-        "document.documentElement.scrollWidth <= innerWidth && document.documentElement.scrollHeight <= innerHeight"
+        "document.documentElement.scrollWidth <= innerWidth &&"
+        " document.documentElement.scrollHeight <= innerHeight"
     )
     assert page.evaluate(SMALLEST_CONTRAST) >= 4.5
     if is_phone:
@@ -243,7 +270,8 @@ def test_nothing_is_cut_off_on_a_desk_or_a_phone(
     assert page.list_complaints() == []
 
 
-# WCAG's ratio of each visible text to what lies behind it. Colours are read back from a canvas, whatever notation they have.
+# WCAG's ratio of each visible text to what lies behind it. Colours are read back from a canvas,
+# whatever notation they have.
 SMALLEST_CONTRAST = """(() => {
   const context = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
   const read = (colour) => {

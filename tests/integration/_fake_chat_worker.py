@@ -45,11 +45,21 @@ def build_pop_body(name: str = "chat worker", model: str = MODEL, **changes: Any
     return _without_nones(body | changes)
 
 
-def build_chat_submit_body(job_id: str, content: str | None = "Blue.", model: str = MODEL, **changes: Any) -> Body:
+def build_chat_submit_body(
+    job_id: str, content: str | None = "Blue.", model: str = MODEL, **changes: Any
+) -> Body:
     """A reply; `tool_calls` and `reasoning_content` among the changes join the message."""
     message: Body = {"role": "assistant", "content": content}
-    message |= {key: changes.pop(key) for key in ("tool_calls", "reasoning_content") if key in changes}
-    body = {"id": job_id, "message": message, "finish_reason": "stop", "model_id": model, "state": "ok"}
+    message |= {
+        key: changes.pop(key) for key in ("tool_calls", "reasoning_content") if key in changes
+    }
+    body = {
+        "id": job_id,
+        "message": message,
+        "finish_reason": "stop",
+        "model_id": model,
+        "state": "ok",
+    }
     return _without_nones(body | changes)
 
 
@@ -58,19 +68,30 @@ def build_faulted_chat_submit_body(job_id: str, model: str = MODEL, **changes: A
     return _without_nones({"id": job_id, "state": "faulted", "model_id": model} | changes)
 
 
-def build_progress_body(job_id: str, seq: int = 1, content: str | None = "Bl", reasoning: str | None = None) -> Body:
+def build_progress_body(
+    job_id: str, seq: int = 1, content: str | None = "Bl", reasoning: str | None = None
+) -> Body:
     """A progress post; None leaves the text out."""
-    return {"id": job_id, "seq": seq, "delta": _without_nones({"content": content, "reasoning_content": reasoning})}
+    return {
+        "id": job_id,
+        "seq": seq,
+        "delta": _without_nones({"content": content, "reasoning_content": reasoning}),
+    }
 
 
-def build_call(name: str = "lookup_weather", call_id: str = "call_1", arguments: str = '{"city":"Oslo"}') -> Body:
+def build_call(
+    name: str = "lookup_weather", call_id: str = "call_1", arguments: str = '{"city":"Oslo"}'
+) -> Body:
     """One tool call."""
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def build_tool(name: str = "lookup_weather", **function: Any) -> Body:
     """One tool definition."""
-    return {"type": "function", "function": {"name": name, "parameters": {"type": "object"}} | function}
+    return {
+        "type": "function",
+        "function": {"name": name, "parameters": {"type": "object"}} | function,
+    }
 
 
 def _without_nones(body: Body) -> Body:
@@ -79,12 +100,16 @@ def _without_nones(body: Body) -> Body:
 
 def build_chat_body(model: str = MODEL, **changes: Any) -> Body:
     """A chat request of one user message; a change to None leaves the key out."""
-    return _without_nones({"model": model, "messages": [{"role": "user", "content": "Name one colour."}]} | changes)
+    return _without_nones(
+        {"model": model, "messages": [{"role": "user", "content": "Name one colour."}]} | changes
+    )
 
 
 @dataclass(kw_only=True)
 class ChatHorde:
-    """An application with a worker's owner and a requester, both rich and with keys of their own."""
+    """An application with a worker's owner and a requester, both rich and with keys of their
+    own.
+    """
 
     app: Flask
     owner_id: int
@@ -101,15 +126,21 @@ class ChatHorde:
         """POST below /api/v2."""
         sent = headers if key is None else {"apikey": key, **headers}
         # The client's own `json=` would sort the keys.
-        return self.client.post(f"/api/v2{path}", data=json.dumps(body), content_type="application/json", headers=sent)
+        return self.client.post(
+            f"/api/v2{path}", data=json.dumps(body), content_type="application/json", headers=sent
+        )
 
     def get(self, path: str) -> TestResponse:
         """GET below /api/v2, without a key."""
         return self.client.get(f"/api/v2{path}")
 
-    def submit(self, body: Body | None = None, *, key: str | None = None, **changes: Any) -> TestResponse:
+    def submit(
+        self, body: Body | None = None, *, key: str | None = None, **changes: Any
+    ) -> TestResponse:
         """A chat request as sent, or the plain one with changes."""
-        return self.post("/generate/chat/async", body or build_chat_body(**changes), key or self.requester_key)
+        return self.post(
+            "/generate/chat/async", body or build_chat_body(**changes), key or self.requester_key
+        )
 
     def queue(self, **changes: Any) -> str:
         """The id of a chat request that was accepted."""
@@ -142,10 +173,20 @@ class ChatHorde:
 
     def reply(self, job_id: str, content: str | None = "Blue.", **changes: Any) -> TestResponse:
         """Submit a reply as the worker's owner."""
-        return self.post("/generate/text/submit", build_chat_submit_body(job_id, content, **changes), self.owner_key)
+        return self.post(
+            "/generate/text/submit",
+            build_chat_submit_body(job_id, content, **changes),
+            self.owner_key,
+        )
 
     def post_progress(
-        self, job_id: str, seq: int = 1, content: str | None = "Bl", *, reasoning: str | None = None, key: str | None = None
+        self,
+        job_id: str,
+        seq: int = 1,
+        content: str | None = "Bl",
+        *,
+        reasoning: str | None = None,
+        key: str | None = None,
     ) -> TestResponse:
         """Post what was generated since the previous post, as the worker's owner."""
         body = build_progress_body(job_id, seq, content, reasoning)
@@ -153,7 +194,11 @@ class ChatHorde:
 
     def fault(self, job_id: str, **changes: Any) -> TestResponse:
         """Submit a fault as the worker's owner."""
-        return self.post("/generate/text/submit", build_faulted_chat_submit_body(job_id, **changes), self.owner_key)
+        return self.post(
+            "/generate/text/submit",
+            build_faulted_chat_submit_body(job_id, **changes),
+            self.owner_key,
+        )
 
     def status(self, request_id: str) -> Body:
         """The status of a request that is there; the queue's copy is read anew."""
@@ -173,7 +218,13 @@ def chat_horde(service_urls: ServiceAddresses, name: str, **settings: Any) -> It
     with own_horde(service_urls, name, (kobold, base, workers, heartbeat), **settings) as app:
         owner_id, owner_key = make_user(UserRoleTypes.TRUSTED, kudos=OWNER_KUDOS)
         requester_id, requester_key = make_user(kudos=OWNER_KUDOS)
-        yield ChatHorde(app=app, owner_id=owner_id, owner_key=owner_key, requester_id=requester_id, requester_key=requester_key)
+        yield ChatHorde(
+            app=app,
+            owner_id=owner_id,
+            owner_key=owner_key,
+            requester_id=requester_id,
+            requester_key=requester_key,
+        )
 
 
 def start_anew() -> None:

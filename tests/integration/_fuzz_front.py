@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""A front under attack: requests of `tests.fuzz` over a real connection, and what must hold of every answer.
+"""A front under attack: requests of `tests.fuzz` over a real connection, and what must hold of
+every answer.
 
 A worker serves whatever gets through, so that a body that is accepted ends as a completion.
 """
@@ -21,12 +22,17 @@ from tests.fuzz import KEY_MARK, MARKER, Attack, Attacker, Example
 from tests.integration._fuzz_horde import ALL_FEATURES, FULL_CHAT, FuzzHorde, fuzz_horde
 from tests.integration.chat_front import run_front, run_native
 
-LONGEST_SECONDS = 5.0  # of processor time of front and API together, which a busy machine does not stretch
+# Of processor time of front and API together, which a busy machine does not stretch.
+LONGEST_SECONDS = 5.0
 LONGEST_REFUSAL_BYTES = 20_000
 RENEW_AFTER = 500  # attacks on one set of rows
 ANSWERED_SECONDS = 30.0
 PATH = "/v1/chat/completions"
-DECLARED = {"chat_features": ALL_FEATURES, "threads": 20, "chat_limits": {"max_context_length": 65536, "max_length": 16384}}
+DECLARED = {
+    "chat_features": ALL_FEATURES,
+    "threads": 20,
+    "chat_limits": {"max_context_length": 65536, "max_length": 16384},
+}
 
 
 class FuzzFront:
@@ -38,9 +44,12 @@ class FuzzFront:
         self.codes: Counter[str] = Counter()
         self.problems: list[str] = []
         self.slowest = (0.0, "")
-        self.serving = threading.Lock()  # held while the worker works, and while the rows are made anew
+        # Held while the worker works, and while the rows are made anew.
+        self.serving = threading.Lock()
         address = urlsplit(url)
-        self._connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=ANSWERED_SECONDS)
+        self._connection = http.client.HTTPConnection(
+            str(address.hostname), address.port, timeout=ANSWERED_SECONDS
+        )
 
     def close(self) -> None:
         """Hang up."""
@@ -50,13 +59,30 @@ class FuzzFront:
         """Bodies that the front serves, and its other routes."""
         key = self.horde.chat.requester_key
         whole = FULL_CHAT | {"horde": {"slow_workers": True, "max_kudos": 100_000}}
-        plain = {"model": FULL_CHAT["model"], "messages": [{"role": "user", "content": MARKER}], "max_tokens": 16}
-        ignored = {"user": "a", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "logprobs": False, "top_k": 0}
+        plain = {
+            "model": FULL_CHAT["model"],
+            "messages": [{"role": "user", "content": MARKER}],
+            "max_tokens": 16,
+        }
+        ignored = {
+            "user": "a",
+            "metadata": {"a": "b"},
+            "store": False,
+            "service_tier": "auto",
+            "logprobs": False,
+            "top_k": 0,
+        }
         return [
-            *[Example("POST", PATH, whole | {"horde": {"dry_run": True}, "stream": False}, key=key)] * 6,
+            *[Example("POST", PATH, whole | {"horde": {"dry_run": True}, "stream": False}, key=key)]
+            * 6,
             Example("POST", PATH, whole, key=key),
             Example("POST", PATH, plain | ignored, key=key),
-            Example("POST", PATH, plain | {"stream": True, "stream_options": {"include_usage": True}}, key=key),
+            Example(
+                "POST",
+                PATH,
+                plain | {"stream": True, "stream_options": {"include_usage": True}},
+                key=key,
+            ),
             Example("GET", "/v1/models", query={"a": "b"}),
             Example("GET", "/v1/models/*"),
             Example("GET", "/v1/*"),
@@ -66,7 +92,11 @@ class FuzzFront:
 
     def attack(self, random: Random, count: int) -> None:
         """Strike so many times."""
-        attacker = Attacker(random, self.horde.keys, (*self.horde.workers, FULL_CHAT["model"], "auto", "json_object"))
+        attacker = Attacker(
+            random,
+            self.horde.keys,
+            (*self.horde.workers, FULL_CHAT["model"], "auto", "json_object"),
+        )
         for number in range(count):
             if number % RENEW_AFTER == RENEW_AFTER - 1:
                 self._connection.close()  # the server would, in the meantime
@@ -92,28 +122,43 @@ class FuzzFront:
         if worked > LONGEST_SECONDS:
             wrong.append(f"took {worked:.1f} s of processor time")
         lines = self.horde.listener.take()
-        wrong += ["logs a prompt or reply"] * (MARKER in lines) + ["logs a key"] * (KEY_MARK in lines)
+        wrong += ["logs a prompt or reply"] * (MARKER in lines) + ["logs a key"] * (
+            KEY_MARK in lines
+        )
         if status >= 400 and body.startswith(b"{"):
             self.codes[str(json.loads(body)["error"]["code"])] += 1
         if wrong:
             sent = (attack.data or b"")[:1500]
-            self.problems.append(f"{attack.method} {attack.path[:80]}: {status} {wrong} {sent!r}\n    {body[:400]!r}")
+            self.problems.append(
+                f"{attack.method} {attack.path[:80]}: {status} {wrong} {sent!r}\n    {body[:400]!r}"
+            )
 
     def _send(self, attack: Attack) -> tuple[int, dict[str, str], bytes] | None:
         """Status, headers and body; None for what no HTTP client can send."""
         key = dict(attack.headers).get("apikey")
-        headers = {name: value for name, value in attack.headers if name not in ("apikey", "Expect")}
+        headers = {
+            name: value for name, value in attack.headers if name not in ("apikey", "Expect")
+        }
         if key is not None:
             headers["Authorization"] = f"Bearer {key}"
-        query = "&".join(f"{quote(name)}={quote(value.encode('utf-8', 'surrogatepass'))}" for name, value in attack.query)
-        path = quote(attack.path.encode("utf-8", "surrogatepass"), safe="/%?") + (f"?{query}" if query else "")
+        query = "&".join(
+            f"{quote(name)}={quote(value.encode('utf-8', 'surrogatepass'))}"
+            for name, value in attack.query
+        )
+        path = quote(attack.path.encode("utf-8", "surrogatepass"), safe="/%?") + (
+            f"?{query}" if query else ""
+        )
         try:
             self._connection.request(attack.method, path, body=attack.data, headers=headers)
         except (UnicodeEncodeError, ValueError):
             self._connection.close()
             return None
         response = self._connection.getresponse()
-        return response.status, {name.lower(): value for name, value in response.getheaders()}, response.read()
+        return (
+            response.status,
+            {name.lower(): value for name, value in response.getheaders()},
+            response.read(),
+        )
 
 
 def list_faults(attack: Attack, status: int, headers: dict[str, str], body: bytes) -> list[str]:
@@ -152,7 +197,9 @@ def list_stream_faults(headers: dict[str, str], body: bytes) -> list[str]:
     """What is wrong with an event stream; nothing for other answers."""
     if not headers.get("content-type", "").startswith("text/event-stream"):
         return []
-    events = [line.removeprefix(b"data: ") for line in body.split(b"\n") if line.startswith(b"data: ")]
+    events = [
+        line.removeprefix(b"data: ") for line in body.split(b"\n") if line.startswith(b"data: ")
+    ]
     if not events or events[-1] != b"[DONE]":
         return ["is a stream without an end"]
     errors = [event for event in map(json.loads, events[:-1]) if "error" in event]
@@ -164,7 +211,11 @@ class _Worker(threading.Thread):
 
     def __init__(self, front: FuzzFront) -> None:
         super().__init__(daemon=True)
-        self._chat, self._serving, self._stopped = front.horde.chat, front.serving, threading.Event()
+        self._chat, self._serving, self._stopped = (
+            front.horde.chat,
+            front.serving,
+            threading.Event(),
+        )
 
     def stop(self) -> None:
         """Serve no more."""
@@ -181,10 +232,19 @@ class _Worker(threading.Thread):
 
     def _reply(self, job: dict[str, Any]) -> None:
         tools = job["payload"].get("tools") or [{"function": {"name": "none"}}]
-        call = {"id": "call_1", "type": "function", "function": {"name": tools[0]["function"]["name"], "arguments": "{}"}}
+        call = {
+            "id": "call_1",
+            "type": "function",
+            "function": {"name": tools[0]["function"]["name"], "arguments": "{}"},
+        }
         if self._chat.reply(job["id"], '{"a":"aaa"}').status_code == 200:
             return
-        if self._chat.reply(job["id"], None, tool_calls=[call], finish_reason="tool_calls").status_code == 200:
+        if (
+            self._chat.reply(
+                job["id"], None, tool_calls=[call], finish_reason="tool_calls"
+            ).status_code
+            == 200
+        ):
             return
         self._chat.fault(job["id"])
 
@@ -194,7 +254,11 @@ def fuzz_front(service_urls: ServiceAddresses, name: str) -> Iterator[FuzzFront]
     """A front before the whole API, with a worker that declares everything."""
     with fuzz_horde(service_urls, name) as horde, run_native(horde.app) as native_url:
         config = FrontConfig(
-            native_url=native_url, redis_url=None, poll_seconds=0.05, no_worker_grace_seconds=2.0, models_cache_seconds=0.0
+            native_url=native_url,
+            redis_url=None,
+            poll_seconds=0.05,
+            no_worker_grace_seconds=2.0,
+            models_cache_seconds=0.0,
         )
         with run_front(config) as url:
             front = FuzzFront(horde, url)

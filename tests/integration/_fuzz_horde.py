@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""A horde under attack: requests of `tests.fuzz` sent to a real application, and what must hold of every answer."""
+"""A horde under attack: requests of `tests.fuzz` sent to a real application, and what must hold of
+every answer.
+"""
 
 import base64
 import json
@@ -67,9 +69,12 @@ WATCHED_TABLES = (
     "user_sharedkeys",
     "settings",
 )
-COUNT_ROWS = text("SELECT " + ", ".join(f"(SELECT count(*) FROM {table})" for table in WATCHED_TABLES))
+COUNT_ROWS = text(
+    "SELECT " + ", ".join(f"(SELECT count(*) FROM {table})" for table in WATCHED_TABLES)
+)
 ORPHANED_HOLDS = text(
-    "SELECT count(*) FROM kudos_reservations WHERE active AND business_id NOT IN (SELECT 'upfront:' || id FROM waiting_prompts)"
+    "SELECT count(*) FROM kudos_reservations WHERE active AND business_id NOT IN (SELECT 'upfront:'"
+    " || id FROM waiting_prompts)"
 )
 STATUSES_WITHOUT_RC = frozenset({405, 413, 415, 429})
 SCHEMA = {
@@ -78,7 +83,10 @@ SCHEMA = {
     "required": ["a"],
     "additionalProperties": False,
 }
-STRICT_FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": True}}
+STRICT_FORMAT = {
+    "type": "json_schema",
+    "json_schema": {"name": "a", "schema": SCHEMA, "strict": True},
+}
 ALL_FEATURES = [*ChatFeature, *ChatGuarantee]
 
 
@@ -117,7 +125,9 @@ def listening() -> Iterator[Listener]:
 
 
 class FuzzHorde:
-    """An application with accounts of every kind, requests and jobs to aim at, and a record of what was wrong."""
+    """An application with accounts of every kind, requests and jobs to aim at, and a record of what
+    was wrong.
+    """
 
     def __init__(self, app: Flask, listener: Listener) -> None:
         self.app, self.listener = app, listener
@@ -130,7 +140,9 @@ class FuzzHorde:
         rich = {"kudos": 1_000_000, "concurrency": 500}
         owner_id, owner_key = self._make_user(UserRoleTypes.TRUSTED, worker_invited=20, **rich)
         requester_id, requester_key = self._make_user(**rich)
-        self.admin_id, self.admin_key = self._make_user(UserRoleTypes.MODERATOR, UserRoleTypes.TRUSTED, **rich)
+        self.admin_id, self.admin_key = self._make_user(
+            UserRoleTypes.MODERATOR, UserRoleTypes.TRUSTED, **rich
+        )
         self.victim_id, self.victim_key = self._make_user(UserRoleTypes.SERVICE, **rich)
         users._State.admins = frozenset({self._get_alias(self.admin_id)})
         with transaction() as session:
@@ -139,9 +151,20 @@ class FuzzHorde:
             session.flush()
             self.sharedkey = str(sharedkey.id)
         self.chat = ChatHorde(
-            app=app, owner_id=owner_id, owner_key=owner_key, requester_id=requester_id, requester_key=requester_key
+            app=app,
+            owner_id=owner_id,
+            owner_key=owner_key,
+            requester_id=requester_id,
+            requester_key=requester_key,
         )
-        self.keys = (owner_key, requester_key, self.admin_key, self.victim_key, self.sharedkey, ANONYMOUS_KEY)
+        self.keys = (
+            owner_key,
+            requester_key,
+            self.admin_key,
+            self.victim_key,
+            self.sharedkey,
+            ANONYMOUS_KEY,
+        )
         self.renew()
 
     def _make_user(self, *roles: UserRoleTypes, **columns: Any) -> tuple[int, str]:
@@ -152,7 +175,9 @@ class FuzzHorde:
     @staticmethod
     def _get_alias(user_id: int) -> str:
         with transaction() as session:
-            name = session.scalar(text("SELECT username FROM users WHERE id = :id"), {"id": user_id})
+            name = session.scalar(
+                text("SELECT username FROM users WHERE id = :id"), {"id": user_id}
+            )
         return f"{name}#{user_id}"
 
     def renew(self) -> None:
@@ -160,7 +185,9 @@ class FuzzHorde:
         start_clean()
         with transaction() as session:
             session.execute(text("UPDATE users SET usage_multiplier = 1, concurrency = 500"))
-            session.execute(text("DELETE FROM user_roles WHERE user_role IN ('FLAGGED', 'DELETED')"))
+            session.execute(
+                text("DELETE FROM user_roles WHERE user_role IN ('FLAGGED', 'DELETED')")
+            )
             session.execute(text("UPDATE user_sharedkeys SET kudos = 5000, expiry = NULL"))
         users._callers.clear()
         chat = self.chat
@@ -181,13 +208,25 @@ class FuzzHorde:
             self.requests.append(chat.queue(messages=prompt, max_tokens=64, **kind))
             self.chat_jobs.append(chat.take(**declared)["id"])
         self.streamed_job = self.chat_jobs[-1]
-        worker = {"name": "text worker", "models": [KNOWN], "max_length": 512, "max_context_length": 4096}
-        self.text_pop = worker | {"bridge_agent": KCPP_AGENT, "threads": 20, "nsfw": True, "amount": 1}
+        worker = {
+            "name": "text worker",
+            "models": [KNOWN],
+            "max_length": 512,
+            "max_context_length": 4096,
+        }
+        self.text_pop = worker | {
+            "bridge_agent": KCPP_AGENT,
+            "threads": 20,
+            "nsfw": True,
+            "amount": 1,
+        }
         asked = chat.post("/generate/text/pop", self.text_pop, chat.owner_key)
         assert asked.status_code == 200, asked.json
         self.text_jobs = []
         for _ in range(3):
-            asked = chat.post("/generate/text/async", {"prompt": MARKER, "models": [KNOWN]}, chat.requester_key)
+            asked = chat.post(
+                "/generate/text/async", {"prompt": MARKER, "models": [KNOWN]}, chat.requester_key
+            )
             assert asked.status_code == 202, asked.json
             self.requests.append(asked.json["id"])
             taken = chat.post("/generate/text/pop", self.text_pop, chat.owner_key)
@@ -200,8 +239,19 @@ class FuzzHorde:
 
     def build_attacker(self, random: Random) -> Attacker:
         """An attacker who knows the ids and names that exist."""
-        texts = (*self.requests, *self.chat_jobs, *self.text_jobs, *self.workers, MODEL, KNOWN, "chat worker", "text worker")
-        return Attacker(random, self.keys, (*texts, str(self.victim_id), self._get_alias(self.victim_id)))
+        texts = (
+            *self.requests,
+            *self.chat_jobs,
+            *self.text_jobs,
+            *self.workers,
+            MODEL,
+            KNOWN,
+            "chat worker",
+            "text worker",
+        )
+        return Attacker(
+            random, self.keys, (*texts, str(self.victim_id), self._get_alias(self.victim_id))
+        )
 
     def draw_example(self, random: Random) -> Example:
         """One of the requests that clients, workers and moderators send, with ids that exist."""
@@ -222,13 +272,20 @@ class FuzzHorde:
             Example("GET", f"/api/v2/users/{self.victim_id}"),
             Example("PUT", f"/api/v2/users/{self.victim_id}", USER_BODY, key=self.admin_key),
             Example(
-                "PUT", f"/api/v2/users/{self.victim_id}", dict([random.choice(tuple(USER_BODY.items()))]), key=self.admin_key
+                "PUT",
+                f"/api/v2/users/{self.victim_id}",
+                dict([random.choice(tuple(USER_BODY.items()))]),
+                key=self.admin_key,
             ),
             Example("GET", "/api/v2/workers", query={"type": "text", "name": "chat worker"}),
             Example("GET", "/api/v2/workers/*"),
             Example("GET", "/api/v2/workers/name/*"),
-            Example("PUT", f"/api/v2/workers/{random.choice(self.workers)}", WORKER_BODY, key=worker_key),
-            Example("PUT", "/api/v2/workers/*", {"info": "text", "maintenance": False}, key=worker_key),
+            Example(
+                "PUT", f"/api/v2/workers/{random.choice(self.workers)}", WORKER_BODY, key=worker_key
+            ),
+            Example(
+                "PUT", "/api/v2/workers/*", {"info": "text", "maintenance": False}, key=worker_key
+            ),
             Example("DELETE", "/api/v2/workers/*"),
             Example("GET", "/api/v2/status/models", query=MODELS_QUERY),
             Example("GET", "/api/v2/status/models/*"),
@@ -241,11 +298,15 @@ class FuzzHorde:
             ),
             Example("GET", "/api/v2/status/performance"),
             Example("GET", "/api/v2/status/heartbeat"),
-            Example("POST", "/api/v2/dev/test-user", {"username": "a", "oauth_id": "a", "kudos": 5}),
+            Example(
+                "POST", "/api/v2/dev/test-user", {"username": "a", "oauth_id": "a", "kudos": 5}
+            ),
             Example("GET", "/api/v2/sharedkeys/*"),
             Example("GET", f"/api/v2/sharedkeys/{self.sharedkey}"),
             Example("PUT", "/api/v2/sharedkeys", SHARED_KEY_BODY, key=self.victim_key),
-            Example("PATCH", f"/api/v2/sharedkeys/{self.sharedkey}", SHARED_KEY_BODY, key=requester_key),
+            Example(
+                "PATCH", f"/api/v2/sharedkeys/{self.sharedkey}", SHARED_KEY_BODY, key=requester_key
+            ),
             Example("DELETE", "/api/v2/sharedkeys/*", key=self.victim_key),
             Example("GET", "/api/v2/*"),
         ]
@@ -255,37 +316,77 @@ class FuzzHorde:
         """The bodies of the generate routes: whole ones, small ones and the published ones."""
         yield "/api/v2/generate/chat/async", FULL_CHAT
         yield "/api/v2/generate/chat/async", FULL_CHAT
-        yield "/api/v2/generate/chat/async", build_chat_body(messages=[{"role": "user", "content": MARKER}], max_tokens=8)
+        yield (
+            "/api/v2/generate/chat/async",
+            build_chat_body(messages=[{"role": "user", "content": MARKER}], max_tokens=8),
+        )
         for urls in ([PICTURE, PICTURE], ["https://pictures.example/a.png", PICTURE]):
-            yield "/api/v2/generate/chat/async", build_chat_body(messages=build_image_messages(*urls), max_tokens=16)
+            yield (
+                "/api/v2/generate/chat/async",
+                build_chat_body(messages=build_image_messages(*urls), max_tokens=16),
+            )
         yield "/api/v2/generate/text/async", FULL_TEXT
-        yield "/api/v2/generate/text/async", {"prompt": MARKER, "models": [KNOWN], "params": {"max_length": 16, "n": 2}}
+        yield (
+            "/api/v2/generate/text/async",
+            {"prompt": MARKER, "models": [KNOWN], "params": {"max_length": 16, "n": 2}},
+        )
         yield "/api/v2/generate/text/pop", build_pop_body(**FULL_DECLARATION)
         yield "/api/v2/generate/text/pop", self.text_pop
-        reply = {"finish_reason": "tool_calls", "tool_calls": [build_call(arguments=MARKER)], "reasoning_content": MARKER}
-        counts = {"prompt_tokens": 5, "completion_tokens": 3, "reasoning_tokens": 1, "native_finish_reason": "eos"}
-        yield "/api/v2/generate/text/submit", build_chat_submit_body(job_id, f'{{"a":"{MARKER}"}}', **reply | counts)
+        reply = {
+            "finish_reason": "tool_calls",
+            "tool_calls": [build_call(arguments=MARKER)],
+            "reasoning_content": MARKER,
+        }
+        counts = {
+            "prompt_tokens": 5,
+            "completion_tokens": 3,
+            "reasoning_tokens": 1,
+            "native_finish_reason": "eos",
+        }
+        yield (
+            "/api/v2/generate/text/submit",
+            build_chat_submit_body(job_id, f'{{"a":"{MARKER}"}}', **reply | counts),
+        )
         yield "/api/v2/generate/text/submit", build_chat_submit_body(job_id, '{"a":"aaa"}')
-        yield "/api/v2/generate/text/submit", build_faulted_chat_submit_body(job_id, fault_reason="prompt_overflow")
+        yield (
+            "/api/v2/generate/text/submit",
+            build_faulted_chat_submit_body(job_id, fault_reason="prompt_overflow"),
+        )
         for streamed in (self.streamed_job, job_id):
             yield "/api/v2/generate/text/progress", build_progress_body(streamed, 1, MARKER, MARKER)
         yield "/api/v2/generate/text/progress", build_progress_body(self.streamed_job, 2, MARKER)
         entry = {"type": "information", "value": "nsfw", "ref": "a"}
-        submit = {"id": text_job, "generation": MARKER, "state": "ok", "seed": 1, "gen_metadata": [entry]}
+        submit = {
+            "id": text_job,
+            "generation": MARKER,
+            "state": "ok",
+            "seed": 1,
+            "gen_metadata": [entry],
+        }
         yield "/api/v2/generate/text/submit", submit
-        named = {"<model-name>": MODEL, "<job-id>": job_id, "<worker-name>": "chat worker", "<bridge-agent>": KCPP_AGENT}
+        named = {
+            "<model-name>": MODEL,
+            "<job-id>": job_id,
+            "<worker-name>": "chat worker",
+            "<bridge-agent>": KCPP_AGENT,
+        }
         for entry in json.loads(WIRE_EXAMPLES.read_text()):
             if entry["kind"] == "request":
                 yield entry["path"], fill(entry["body"], named)
 
     def strike(self, attack: Attack) -> TestResponse | None:
-        """Send an attack and note what is wrong with its answer; None for one that no HTTP client could send."""
+        """Send an attack and note what is wrong with its answer; None for one that no HTTP client
+        could send.
+        """
         started, worked = time.monotonic(), time.thread_time()
         answer = send(self.app, attack)
         seconds, worked = time.monotonic() - started, time.thread_time() - worked
         if answer is None:
             return None
-        self.statuses[attack.method if attack.method in ("GET", "POST", "PUT", "DELETE") else "other", answer.status_code] += 1
+        self.statuses[
+            attack.method if attack.method in ("GET", "POST", "PUT", "DELETE") else "other",
+            answer.status_code,
+        ] += 1
         if answer.status_code >= 400 and answer.is_json:
             self.codes[str((answer.get_json(silent=True) or {}).get("rc"))] += 1
         name = f"{attack.method} {attack.path[:120]}"
@@ -295,14 +396,19 @@ class FuzzHorde:
         if worked > LONGEST_SECONDS or seconds > ANSWERED_SECONDS:
             wrong.append(f"took {seconds:.1f} s and {worked:.1f} s of processor time")
         lines = self.listener.take()
-        wrong += [f"{mark} in the log: {lines[:500]}" for mark in (MARKER, KEY_MARK) if mark in lines]
+        wrong += [
+            f"{mark} in the log: {lines[:500]}" for mark in (MARKER, KEY_MARK) if mark in lines
+        ]
         rows = count_rows()
         if answer.status_code >= 400 and rows != self._rows:
             pairs = zip(WATCHED_TABLES, self._rows, rows, strict=True)
             wrong.append(f"rows changed: {[pair for pair in pairs if pair[1] != pair[2]]}")
         self._rows = rows
         if wrong:
-            self.problems += [f"{name} -> {answer.status_code} {fault}\n    {describe(attack, answer)}" for fault in wrong]
+            self.problems += [
+                f"{name} -> {answer.status_code} {fault}\n    {describe(attack, answer)}"
+                for fault in wrong
+            ]
         if attack.method == "PUT" and answer.status_code == 200:
             self.undo(attack)
         return answer
@@ -375,7 +481,13 @@ SHARED_KEY_BODY: dict[str, Any] = {
     "max_image_steps": -1,
     "max_text_tokens": 512,
 }
-MODELS_QUERY = {"type": "text", "min_count": "1", "max_count": "5", "model_state": "all", "chat": "true"}
+MODELS_QUERY = {
+    "type": "text",
+    "min_count": "1",
+    "max_count": "5",
+    "model_state": "all",
+    "chat": "true",
+}
 FULL_DECLARATION: dict[str, Any] = {
     "prompt_jobs": True,
     "nsfw": True,
@@ -448,7 +560,10 @@ FULL_CHAT: dict[str, Any] = {
     "tools": [build_tool(description=MARKER, strict=False)],
     "tool_choice": {"type": "function", "function": {"name": "lookup_weather"}},
     "parallel_tool_calls": True,
-    "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": False}},
+    "response_format": {
+        "type": "json_schema",
+        "json_schema": {"name": "a", "schema": SCHEMA, "strict": False},
+    },
     "horde": {
         "trusted_workers": False,
         "validated_backends": False,
@@ -470,9 +585,14 @@ FULL_CHAT: dict[str, Any] = {
 def fuzz_horde(service_urls: ServiceAddresses, name: str) -> Iterator[FuzzHorde]:
     """The whole API on a database of its own, with everything in it that an attack needs."""
     admins = users._State.admins
-    with listening() as listener, own_horde(service_urls, name, RESOURCE_MODULES, test_apikeys=True) as app:
-        image._State.network = Network(resolve=lambda _host, _port: [ip_address("10.0.0.1")])  # no name server is asked
-        encode_chat_image(base64.b64decode(PICTURE.partition(",")[2]))  # a helper is running before anything is timed
+    with (
+        listening() as listener,
+        own_horde(service_urls, name, RESOURCE_MODULES, test_apikeys=True) as app,
+    ):
+        # No name server is asked.
+        image._State.network = Network(resolve=lambda _host, _port: [ip_address("10.0.0.1")])
+        # A helper is running before anything is timed.
+        encode_chat_image(base64.b64decode(PICTURE.partition(",")[2]))
         try:
             yield FuzzHorde(app, listener)
         finally:
@@ -488,10 +608,16 @@ def start_clean_modes() -> None:
 
 
 def fill(value: Any, names: dict[str, str]) -> Any:
-    """A published body with its placeholders filled in, and the marker for each text of a prompt or reply."""
+    """A published body with its placeholders filled in, and the marker for each text of a prompt or
+    reply.
+    """
     if isinstance(value, dict):
         return {
-            key: MARKER if key in ("content", "text") and isinstance(child, str) else fill(child, names)
+            key: (
+                MARKER
+                if key in ("content", "text") and isinstance(child, str)
+                else fill(child, names)
+            )
             for key, child in value.items()
         }
     if isinstance(value, list):
@@ -542,9 +668,18 @@ def list_faults(attack: Attack, answer: TestResponse) -> list[str]:
         wrong.append("has no message")
     if "rc" in said and said["rc"] not in set(ReturnCode):
         wrong.append(f"has the unknown rc {said['rc']}")
-    is_unrouted = answer.status_code == 404 and "rc" not in said and said["message"].startswith("The requested URL")
+    is_unrouted = (
+        answer.status_code == 404
+        and "rc" not in said
+        and said["message"].startswith("The requested URL")
+    )
     is_test_route = "dev/test-user" in attack.path and answer.status_code == 404
-    if "rc" not in said and answer.status_code not in STATUSES_WITHOUT_RC and not is_unrouted and not is_test_route:
+    if (
+        "rc" not in said
+        and answer.status_code not in STATUSES_WITHOUT_RC
+        and not is_unrouted
+        and not is_test_route
+    ):
         wrong.append("has no rc")
     errors = said.get("errors", {})
     if not isinstance(errors, dict) or not all(isinstance(error, str) for error in errors.values()):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""The front on a loopback port before a real native API on another: what tests of the front talk to.
+"""The front on a loopback port before a real native API on another: what tests of the front talk
+to.
 
 Requests run in threads of their own, so that the test itself can play the worker meanwhile.
 """
@@ -29,7 +30,16 @@ from horde.oai.signals import SignalHub
 from tests.integration._fake_chat_worker import MODEL, Body, ChatHorde, chat_horde
 
 PATIENCE_SECONDS = 60.0
-EXPECTED_COMPLETION_KEYS = {"id", "object", "created", "model", "choices", "usage", "system_fingerprint", "x_horde"}
+EXPECTED_COMPLETION_KEYS = {
+    "id",
+    "object",
+    "created",
+    "model",
+    "choices",
+    "usage",
+    "system_fingerprint",
+    "x_horde",
+}
 
 
 @dataclass(kw_only=True)
@@ -53,8 +63,12 @@ class FrontStack:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         return self.call("POST", "/v1/chat/completions", content=data, headers=sent)
 
-    def ask(self, key: str | None = None, headers: dict[str, str] | None = None, **changes: Any) -> "Future[httpx.Response]":
-        """POST the plain completion with changes, in a thread; a change to None stays in the body as null."""
+    def ask(
+        self, key: str | None = None, headers: dict[str, str] | None = None, **changes: Any
+    ) -> "Future[httpx.Response]":
+        """POST the plain completion with changes, in a thread; a change to None stays in the body
+        as null.
+        """
         return self.threads.submit(self.post, build_body(**changes), key, **(headers or {}))
 
     def refuse(self, key: str | None = None, **changes: Any) -> tuple[int, dict[str, Any]]:
@@ -63,7 +77,12 @@ class FrontStack:
         return answer.status_code, get_error(answer)
 
     def complete(
-        self, content: str | None = "Blue.", *, pop: Body | None = None, reply: Body | None = None, **changes: Any
+        self,
+        content: str | None = "Blue.",
+        *,
+        pop: Body | None = None,
+        reply: Body | None = None,
+        **changes: Any,
     ) -> Body:
         """The completion of a request that a worker serves with one reply."""
         self.horde.take_nothing(**(pop or {}))
@@ -96,7 +115,11 @@ def wait_until[T](find: Callable[[], T | None], seconds: float = PATIENCE_SECOND
 
 def build_body(**changes: Any) -> Body:
     """A completion's body; a change to `...` leaves the key out."""
-    body = {"model": MODEL, "messages": [{"role": "user", "content": "Name one colour."}], "max_tokens": 64} | changes
+    body = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "Name one colour."}],
+        "max_tokens": 64,
+    } | changes
     return {key: value for key, value in body.items() if value is not ...}
 
 
@@ -124,9 +147,13 @@ class _QuietHandler(WSGIRequestHandler):
 @contextmanager
 def run_native(app: Flask, port: int = 0) -> Iterator[str]:
     """Serve an API on loopback; its address, without /v2."""
-    server: BaseWSGIServer = make_server("127.0.0.1", port, app, threaded=True, request_handler=_QuietHandler)
+    server: BaseWSGIServer = make_server(
+        "127.0.0.1", port, app, threaded=True, request_handler=_QuietHandler
+    )
     server.daemon_threads = True  # type: ignore[attr-defined]
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread = threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+    )
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.port}/api"
@@ -152,7 +179,9 @@ def run_front(config: FrontConfig, hub: SignalHub | None = None) -> Iterator[str
             timeout_graceful_shutdown=2,
         )
         server = uvicorn.Server(settings)
-        serve = partial(asyncio.run, server.serve([listener]), loop_factory=settings.get_loop_factory())
+        serve = partial(
+            asyncio.run, server.serve([listener]), loop_factory=settings.get_loop_factory()
+        )
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         wait_until(lambda: server.started or not thread.is_alive())
@@ -167,13 +196,26 @@ def run_front(config: FrontConfig, hub: SignalHub | None = None) -> Iterator[str
 
 @contextmanager
 def run_front_stack(
-    service_urls: ServiceAddresses, name: str, *, native: dict[str, Any] | None = None, **settings: Any
+    service_urls: ServiceAddresses,
+    name: str,
+    *,
+    native: dict[str, Any] | None = None,
+    **settings: Any,
 ) -> Iterator[FrontStack]:
-    """A horde, its API and a front; `native` holds settings of the API, the rest those of the front."""
-    with chat_horde(service_urls, name, **(native or {})) as horde, run_native(horde.app) as native_url:
-        config = replace(FrontConfig(native_url=native_url, redis_url=None, poll_seconds=0.1), **settings)
+    """A horde, its API and a front; `native` holds settings of the API, the rest those of the
+    front.
+    """
+    with (
+        chat_horde(service_urls, name, **(native or {})) as horde,
+        run_native(horde.app) as native_url,
+    ):
+        config = replace(
+            FrontConfig(native_url=native_url, redis_url=None, poll_seconds=0.1), **settings
+        )
         with run_front(config) as url, build_client(url) as client:
-            stack = FrontStack(url=url, native_url=native_url, horde=horde, config=config, client=client)
+            stack = FrontStack(
+                url=url, native_url=native_url, horde=horde, config=config, client=client
+            )
             try:
                 yield stack
             finally:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""A client of the front's streams that sees every byte, and may stop reading or hang up at any moment."""
+"""A client of the front's streams that sees every byte, and may stop reading or hang up at any
+moment.
+"""
 
 import contextlib
 import http.client
@@ -26,7 +28,12 @@ class OpenStream:
     """One streamed call, read by a thread of its own from the first byte to the last."""
 
     def __init__(
-        self, stack: FrontStack, *, url: str | None = None, headers: dict[str, str] | None = None, **changes: Any
+        self,
+        stack: FrontStack,
+        *,
+        url: str | None = None,
+        headers: dict[str, str] | None = None,
+        **changes: Any,
     ) -> None:
         self.lines: list[str] = []  # without their ends
         self.status: int | None = None  # once the answer has begun
@@ -42,7 +49,9 @@ class OpenStream:
         self._may_read = threading.Event()
         self._may_read.set()
         sent = {"authorization": f"Bearer {stack.horde.requester_key}", **(headers or {})}
-        self._connection.request("POST", "/v1/chat/completions", json.dumps(build_body(stream=True, **changes)), sent)
+        self._connection.request(
+            "POST", "/v1/chat/completions", json.dumps(build_body(stream=True, **changes)), sent
+        )
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
@@ -92,7 +101,9 @@ class OpenStream:
     @property
     def data(self) -> list[str]:
         """What the events hold, as text."""
-        return [line.removeprefix("data: ") for line in list(self.lines) if line.startswith("data: ")]
+        return [
+            line.removeprefix("data: ") for line in list(self.lines) if line.startswith("data: ")
+        ]
 
     @property
     def comments(self) -> list[str]:
@@ -136,7 +147,9 @@ class OpenStream:
     def finish_with_error(self) -> dict[str, Any]:
         """The error that ends a stream, which has no finish chunk."""
         self.finish()
-        assert all(chunk["choices"][0]["finish_reason"] is None for chunk in self.chunks), self.lines
+        assert all(chunk["choices"][0]["finish_reason"] is None for chunk in self.chunks), (
+            self.lines
+        )
         body = json.loads(self.data[-2])
         assert set(body) == {"error"}, body
         return dict(body["error"])
@@ -151,7 +164,9 @@ class OpenStream:
         return self.status or 0, dict(body["error"])
 
 
-def post_progress(stack: FrontStack, job_id: str, *texts: str, start: int = 1, **options: Any) -> None:
+def post_progress(
+    stack: FrontStack, job_id: str, *texts: str, start: int = 1, **options: Any
+) -> None:
     """Post pieces of a job's text as its worker does."""
     for seq, text in enumerate(texts, start):
         answer = stack.horde.post_progress(job_id, seq, text, **options)
@@ -161,4 +176,7 @@ def post_progress(stack: FrontStack, job_id: str, *texts: str, start: int = 1, *
 def list_request_ids() -> list[str]:
     """The native requests there are, oldest first."""
     with transaction() as session:
-        return [str(row) for row in session.scalars(select(WaitingPrompt.id).order_by(WaitingPrompt.created))]
+        return [
+            str(row)
+            for row in session.scalars(select(WaitingPrompt.id).order_by(WaitingPrompt.created))
+        ]

@@ -44,5 +44,8 @@ class Counting:
     def read(self) -> list[tuple[dict[str, Any], float]]:
         """(attributes, what was added), for what moved."""
         now = read_figures(self._name)
-        moved = ((attributes, value - self._before.get(attributes, 0)) for attributes, value in now.items())
+        moved = (
+            (attributes, value - self._before.get(attributes, 0))
+            for attributes, value in now.items()
+        )
         return [(dict(attributes), added) for attributes, added in moved if added]

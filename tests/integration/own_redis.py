@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""A Redis of a test's own, to be killed, frozen and started again, and what the horde writes for streaming clients."""
+"""A Redis of a test's own, to be killed, frozen and started again, and what the horde writes for
+streaming clients.
+"""
 
 import os
 import signal
@@ -34,9 +36,20 @@ class OwnRedis:
 
     def start(self) -> None:
         """Return once it answers."""
-        words = ["--bind", "127.0.0.1", "--port", str(self.port), "--save", "", "--appendonly", "no"]
+        words = [
+            "--bind",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+        ]
         with (self._folder / "valkey.log").open("ab") as log:
-            self._process = subprocess.Popen([find_valkey_server(), *words], cwd=self._folder, stdout=log, stderr=log)
+            self._process = subprocess.Popen(
+                [find_valkey_server(), *words], cwd=self._folder, stdout=log, stderr=log
+            )
         deadline = time.monotonic() + START_SECONDS
         while not self._answers():
             assert time.monotonic() < deadline
@@ -80,8 +93,17 @@ def own_redis(folder: Path) -> Iterator[OwnRedis]:
 
 def add_entry(client: Redis, request_id: str, seq: int, content: str = "", **fields: Any) -> None:
     """An entry as an accepted post of a worker leaves it."""
-    values = {"gen": "generation", "seq": seq, "content": content, "worker": "worker", "model": "a/model"} | fields
-    client.xadd(f"horde:chat:stream:{request_id}", {key: value for key, value in values.items() if value is not None})
+    values = {
+        "gen": "generation",
+        "seq": seq,
+        "content": content,
+        "worker": "worker",
+        "model": "a/model",
+    } | fields
+    client.xadd(
+        f"horde:chat:stream:{request_id}",
+        {key: value for key, value in values.items() if value is not None},
+    )
 
 
 def add_end(client: Redis, request_id: str, generation: str = "generation") -> None:

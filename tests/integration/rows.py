@@ -31,7 +31,9 @@ serial = count(1)
 
 
 @contextmanager
-def own_horde(service_urls: ServiceAddresses, name: str, modules: tuple[Any, ...], **settings: Any) -> Iterator[Flask]:
+def own_horde(
+    service_urls: ServiceAddresses, name: str, modules: tuple[Any, ...], **settings: Any
+) -> Iterator[Flask]:
     """An application with the given resource modules on a migrated database of its own."""
     store = {
         "s3_endpoint": service_urls.s3_endpoint,
@@ -41,7 +43,9 @@ def own_horde(service_urls: ServiceAddresses, name: str, modules: tuple[Any, ...
         "chat_messages_bucket": service_urls.bucket,
     }
     config = Config(
-        database_url=make_database(service_urls.database_url, name).replace("postgresql://", "postgresql+psycopg2://", 1),
+        database_url=make_database(service_urls.database_url, name).replace(
+            "postgresql://", "postgresql+psycopg2://", 1
+        ),
         redis_url=service_urls.redis_url,
         secret_key=SECRET,
         **{"rate_limits_enabled": False} | store | settings,
@@ -64,8 +68,8 @@ def forget_everything() -> None:
     with transaction() as session:
         session.execute(
             text(
-                "TRUNCATE waiting_prompts, workers, settings, teams, kudos_reservations, text_gen_stats,"
-                " model_performances, horde_fulfillments CASCADE"
+                "TRUNCATE waiting_prompts, workers, settings, teams, kudos_reservations,"
+                " text_gen_stats, model_performances, horde_fulfillments CASCADE"
             )
         )
     for database in (redis_ctrl.cache_db, redis_ctrl.limiter_db, redis_ctrl.chat_signal_db):
@@ -79,7 +83,12 @@ def make_user(*roles: UserRoleTypes, **columns: Any) -> tuple[int, str]:
     key = f"key of user {number}"
     with transaction() as session:
         user = User(
-            **{"username": f"user {number}", "oauth_id": f"test_{number}", "api_key": hash_api_key(key, SECRET)} | columns,
+            **{
+                "username": f"user {number}",
+                "oauth_id": f"test_{number}",
+                "api_key": hash_api_key(key, SECRET),
+            }
+            | columns,
             roles=[UserRole(user_role=role) for role in roles],
         )
         session.add(user)
@@ -109,7 +118,15 @@ def make_chat_worker(user_id: int, model: str = "a/model", **columns: Any) -> UU
 
 
 def make_request(user_id: int, models: tuple[str, ...] = ("a/model",), **columns: Any) -> UUID:
-    defaults = {"user_id": user_id, "prompt": "Once", "active": True, "n": 1, "jobs": 1, "max_length": 80, "things": 80}
+    defaults = {
+        "user_id": user_id,
+        "prompt": "Once",
+        "active": True,
+        "n": 1,
+        "jobs": 1,
+        "max_length": 80,
+        "things": 80,
+    }
     with transaction() as session:
         request = TextWaitingPrompt(**defaults | columns)
         session.add(request)
@@ -120,7 +137,9 @@ def make_request(user_id: int, models: tuple[str, ...] = ("a/model",), **columns
 
 def make_job(wp_id: UUID, worker_id: UUID, **columns: Any) -> UUID:
     with transaction() as session:
-        job = TextProcessingGeneration(**{"wp_id": wp_id, "worker_id": worker_id, "model": "a/model"} | columns)
+        job = TextProcessingGeneration(
+            **{"wp_id": wp_id, "worker_id": worker_id, "model": "a/model"} | columns
+        )
         session.add(job)
         session.flush()
         return job.id

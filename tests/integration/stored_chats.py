@@ -35,22 +35,38 @@ def build_jpeg(index: int) -> bytes:
 
 
 def build_messages(request_id: UUID, image_count: int, **extra: str) -> list[dict[str, Any]]:
-    """A conversation whose last user message has the images, each with what else the client sent for it."""
-    references = [build_chat_image_reference(build_chat_image_key(request_id, n)) for n in range(image_count)]
+    """A conversation whose last user message has the images, each with what else the client sent
+    for it.
+    """
+    references = [
+        build_chat_image_reference(build_chat_image_key(request_id, n)) for n in range(image_count)
+    ]
     images = [{"type": "image_url", "image_url": {"url": url, **extra}} for url in references]
     parts: list[dict[str, Any]] = [{"type": "text", "text": 'What is "in" these?'}, *images]
-    return [{"role": "system", "content": "Describe images briefly."}, {"role": "user", "content": parts}]
+    return [
+        {"role": "system", "content": "Describe images briefly."},
+        {"role": "user", "content": parts},
+    ]
 
 
 def make_stored_chat(
-    user_id: int, *, image_count: int = 1, is_offloaded: bool = False, detail: str | None = "low", **columns: Any
+    user_id: int,
+    *,
+    image_count: int = 1,
+    is_offloaded: bool = False,
+    detail: str | None = "low",
+    **columns: Any,
 ) -> UUID:
-    """A waiting chat request with its objects stored: the row first, then the objects, then the activation.
+    """A waiting chat request with its objects stored: the row first, then the objects, then the
+    activation.
 
-    One that a cleaner took meanwhile leaves nothing. Raises StoreUnavailable and leaves an inactive row then.
+    One that a cleaner took meanwhile leaves nothing. Raises StoreUnavailable and leaves an inactive
+    row then.
     """
     request_id = uuid4()
-    messages = build_messages(request_id, image_count, **({} if detail is None else {"detail": detail}))
+    messages = build_messages(
+        request_id, image_count, **({} if detail is None else {"detail": detail})
+    )
     jpegs = {build_chat_image_key(request_id, n): build_jpeg(n) for n in range(image_count)}
     features = ["vision"] if image_count else []
     facts = TextRequestFacts(
@@ -79,12 +95,22 @@ def make_stored_chat(
     for key, jpeg in jpegs.items():
         r2.upload_source_image(key, jpeg)
     if is_offloaded:
-        r2.upload_chat_messages(build_chat_messages_key(request_id), build_inlined_messages(messages, jpegs), is_gzipped=False)
+        r2.upload_chat_messages(
+            build_chat_messages_key(request_id),
+            build_inlined_messages(messages, jpegs),
+            is_gzipped=False,
+        )
     with transaction() as session:
-        activated = update(TextWaitingPrompt).where(TextWaitingPrompt.id == request_id).values(active=is_active)
+        activated = (
+            update(TextWaitingPrompt)
+            .where(TextWaitingPrompt.id == request_id)
+            .values(active=is_active)
+        )
         is_there = session.scalar(activated.returning(TextWaitingPrompt.id)) is not None
     if not is_there:
-        delete_stored_chat_images(list_keys(request_id, image_count=image_count, is_offloaded=is_offloaded))
+        delete_stored_chat_images(
+            list_keys(request_id, image_count=image_count, is_offloaded=is_offloaded)
+        )
     return request_id
 
 
@@ -110,13 +136,17 @@ def count_stored(keys: Sequence[str]) -> int:
 
 def list_waiting_deletes() -> set[str]:
     """The retry set."""
-    members = redis_ctrl.call(redis_ctrl.cache_db, lambda client: client.smembers(CHAT_IMAGE_DELETE_RETRY_KEY))
+    members = redis_ctrl.call(
+        redis_ctrl.cache_db, lambda client: client.smembers(CHAT_IMAGE_DELETE_RETRY_KEY)
+    )
     assert isinstance(members, set)
     return {str(member) for member in members}
 
 
 def open_store(gate: TcpGate) -> None:
-    """Let the store answer again, and this process ask it at once: otherwise it leaves it alone for a while longer."""
+    """Let the store answer again, and this process ask it at once: otherwise it leaves it alone for
+    a while longer.
+    """
     if gate.is_closed:
         gate.open()
     r2._State.breaker.record_success()

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""A gate before a real service: it forwards bytes, and while it is closed nothing listens at its address."""
+"""A gate before a real service: it forwards bytes, and while it is closed nothing listens at its
+address.
+"""
 
 import contextlib
 import socket

@@ -20,7 +20,9 @@ ADDRESS = "198.51.100.7"
 
 
 def build_config(redis_url: str, checker: str = "", **settings: object) -> Config:
-    return Config(database_url="", secret_key="test", redis_url=redis_url, ip_checker=checker, **settings)  # type: ignore[arg-type]
+    return Config(
+        database_url="", secret_key="test", redis_url=redis_url, ip_checker=checker, **settings
+    )  # type: ignore[arg-type]
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +71,9 @@ def checker() -> Iterator[Checker]:
     checker.server.server_close()
 
 
-def refusal(address: str, config: Config, *, is_exempt: bool = False, raid: bool = False) -> ReturnCode | None:
+def refusal(
+    address: str, config: Config, *, is_exempt: bool = False, raid: bool = False
+) -> ReturnCode | None:
     try:
         addresses.check_worker_address(address, is_exempt=is_exempt, raid=raid, config=config)
     except Forbidden as error:
@@ -92,7 +96,9 @@ def test_a_timed_out_address_is_refused_with_its_remaining_seconds() -> None:
 
 
 def test_workers_and_requesters_read_different_words() -> None:
-    texts = {addresses.build_timeout_message(60, for_worker=for_worker) for for_worker in (True, False)}
+    texts = {
+        addresses.build_timeout_message(60, for_worker=for_worker) for for_worker in (True, False)
+    }
     assert len(texts) == 2
 
 
@@ -110,25 +116,35 @@ def test_a_timeout_covers_the_household_of_an_ipv6_address() -> None:
 
 @pytest.mark.parametrize(
     ("network", "inside", "outside"),
-    [("198.51.100.0/24", ADDRESS, "198.51.101.7"), ("2001:db8::/32", "2001:db8:5::1", "2001:db9::1")],
+    [
+        ("198.51.100.0/24", ADDRESS, "198.51.101.7"),
+        ("2001:db8::/32", "2001:db8:5::1", "2001:db9::1"),
+    ],
 )
 def test_a_blocked_network_is_refused(network: str, inside: str, outside: str) -> None:
-    assert addresses.find_timeout_seconds(inside) is None  # the list of blocks is remembered from here on
+    # The list of blocks is remembered from here on.
+    assert addresses.find_timeout_seconds(inside) is None
     addresses.block_network(ip_network(network), 60)
     assert addresses.find_timeout_seconds(inside) == pytest.approx(3600, abs=2)
     assert addresses.find_timeout_seconds(outside) is None
 
 
 def test_keys_that_other_hordes_wrote_are_understood() -> None:
-    redis_ctrl.call(redis_ctrl.address_timeout_db, lambda client: client.set("ipblock_198.51.100.9/24", "1"))
-    redis_ctrl.call(redis_ctrl.address_timeout_db, lambda client: client.set("ipblock_nonsense", "1", ex=60))
+    redis_ctrl.call(
+        redis_ctrl.address_timeout_db, lambda client: client.set("ipblock_198.51.100.9/24", "1")
+    )
+    redis_ctrl.call(
+        redis_ctrl.address_timeout_db, lambda client: client.set("ipblock_nonsense", "1", ex=60)
+    )
     assert addresses.find_timeout_seconds(ADDRESS) == addresses.ENDLESS_SECONDS
 
 
 def test_a_known_block_list_costs_one_round_trip(monkeypatch: pytest.MonkeyPatch) -> None:
     addresses.find_timeout_seconds(ADDRESS)
     calls, call = [], redis_ctrl.call
-    monkeypatch.setattr(redis_ctrl, "call", lambda database, work: (calls.append(database), call(database, work))[1])
+    monkeypatch.setattr(
+        redis_ctrl, "call", lambda database, work: (calls.append(database), call(database, work))[1]
+    )
     addresses.find_timeout_seconds(ADDRESS)
     assert calls == [redis_ctrl.address_timeout_db]
 
@@ -161,7 +177,9 @@ def test_without_redis_nobody_is_timed_out_or_checked(checker: Checker) -> None:
         (500, "1", None),
     ],
 )
-def test_the_answer_of_the_checker_decides(redis: str, checker: Checker, status: int, body: str, rc: ReturnCode | None) -> None:
+def test_the_answer_of_the_checker_decides(
+    redis: str, checker: Checker, status: int, body: str, rc: ReturnCode | None
+) -> None:
     checker.status, checker.body = status, body
     assert refusal(ADDRESS, build_config(redis, checker.url, ip_checker_no_data="7")) == rc
     assert checker.paths == [f"/check?ip={ADDRESS}"]
@@ -188,12 +206,17 @@ def test_an_error_of_the_checker_is_not_shared(redis: str, checker: Checker) -> 
 def test_a_failing_checker_is_left_alone_for_a_while(redis: str, checker: Checker) -> None:
     config = build_config(redis, checker.url)
     checker.status = 429
-    assert refusal(ADDRESS, config) == refusal("198.51.100.8", config) == ReturnCode.TOO_MANY_NEW_IPS
+    assert (
+        refusal(ADDRESS, config) == refusal("198.51.100.8", config) == ReturnCode.TOO_MANY_NEW_IPS
+    )
     assert len(checker.paths) == 1
 
 
 def test_a_checker_that_is_away_asks_workers_to_come_again(redis: str) -> None:
-    assert refusal(ADDRESS, build_config(redis, "http://127.0.0.1:1/{ip}")) == ReturnCode.TOO_MANY_NEW_IPS
+    assert (
+        refusal(ADDRESS, build_config(redis, "http://127.0.0.1:1/{ip}"))
+        == ReturnCode.TOO_MANY_NEW_IPS
+    )
 
 
 def test_a_raid_lets_unsafe_addresses_in(redis: str, checker: Checker) -> None:
@@ -205,6 +228,8 @@ def test_a_raid_lets_unsafe_addresses_in(redis: str, checker: Checker) -> None:
 
 def test_exempt_and_whitelisted_workers_are_not_checked(redis: str, checker: Checker) -> None:
     assert refusal(ADDRESS, build_config(redis, checker.url), is_exempt=True) is None
-    assert refusal(ADDRESS, build_config(redis, checker.url, whitelisted_addresses=(ADDRESS,))) is None
+    assert (
+        refusal(ADDRESS, build_config(redis, checker.url, whitelisted_addresses=(ADDRESS,))) is None
+    )
     assert refusal(ADDRESS, build_config(redis)) is None
     assert checker.paths == []

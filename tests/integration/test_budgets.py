@@ -28,7 +28,11 @@ from tests.integration.rows import forget_everything, make_user, own_horde
 
 MODEL = "elinas/chronos-70b-v2"
 TEXT = {"prompt": "Once upon a time", "params": {"max_length": 80}, "models": [MODEL]}
-CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Name one colour."}], "max_tokens": 64}
+CHAT = {
+    "model": MODEL,
+    "messages": [{"role": "user", "content": "Name one colour."}],
+    "max_tokens": 64,
+}
 POP: dict[str, Any] = {
     "name": "counted worker",
     "models": [MODEL],
@@ -117,27 +121,40 @@ def build_reply(job: dict[str, Any]) -> dict[str, Any]:
     return {"id": job["id"], "message": message, "finish_reason": "stop", "model_id": MODEL}
 
 
-def test_an_idle_pop_costs_two_statements_one_transaction_and_no_write(served: FlaskClient, key: str) -> None:
+def test_an_idle_pop_costs_two_statements_one_transaction_and_no_write(
+    served: FlaskClient, key: str
+) -> None:
     with counting() as counted:
         post(served, "text/pop", POP, key)
     assert len(counted.statements) <= 2, counted.statements
     assert counted.transactions <= 1
-    assert not [statement for statement in counted.statements if statement.lstrip().startswith(("UPDATE", "INSERT"))]
+    assert not [
+        statement
+        for statement in counted.statements
+        if statement.lstrip().startswith(("UPDATE", "INSERT"))
+    ]
 
 
 def test_reading_begins_no_transaction_and_leaves_none_to_the_next(served: FlaskClient) -> None:
-    started = text("SELECT xact_start = query_start FROM pg_stat_activity WHERE pid = pg_backend_pid()")
+    started = text(
+        "SELECT xact_start = query_start FROM pg_stat_activity WHERE pid = pg_backend_pid()"
+    )
     with db.reading() as session:
         session.execute(text("SELECT pg_sleep(0.01)"))
         assert session.execute(started).scalar_one()  # each statement is its own transaction
     with transaction() as session:
         session.execute(text("SELECT 1"))
         session.execute(text("SELECT pg_sleep(0.01)"))
-        assert not session.execute(started).scalar_one()  # one transaction for all, on the same pooled connection
+        # One transaction for all, on the same pooled connection.
+        assert not session.execute(started).scalar_one()
 
 
-@pytest.mark.parametrize(("path", "body", "budget"), [("text/async", TEXT, 9), ("chat/async", CHAT, 12)])
-def test_a_request_stays_within_its_budget(served: FlaskClient, key: str, path: str, body: dict[str, Any], budget: int) -> None:
+@pytest.mark.parametrize(
+    ("path", "body", "budget"), [("text/async", TEXT, 9), ("chat/async", CHAT, 12)]
+)
+def test_a_request_stays_within_its_budget(
+    served: FlaskClient, key: str, path: str, body: dict[str, Any], budget: int
+) -> None:
     with counting() as counted:
         post(served, path, body, key)
     assert len(counted.statements) <= budget, counted.statements
@@ -155,7 +172,9 @@ def test_a_request_that_holds_kudos_stays_within_its_budget(served: FlaskClient,
 def make_rich() -> None:
     with transaction() as session:
         session.execute(update(User).values(kudos=100_000))
-        session.execute(update(KudosBalanceSnapshot).values(balance=100_000, opening_balance=100_000))
+        session.execute(
+            update(KudosBalanceSnapshot).values(balance=100_000, opening_balance=100_000)
+        )
 
 
 @pytest.mark.parametrize(("path", "body"), [("text/async", TEXT), ("chat/async", CHAT)])
@@ -166,7 +185,9 @@ def test_a_pop_with_a_job_stays_within_its_budget(
     post(served, path, body, key)
     if is_due:
         with transaction() as session:
-            session.execute(update(Worker).values(last_check_in=Worker.last_check_in - timedelta(seconds=40)))
+            session.execute(
+                update(Worker).values(last_check_in=Worker.last_check_in - timedelta(seconds=40))
+            )
     with counting() as counted:
         job = post(served, "text/pop", POP, key)
     assert job["id"] is not None
@@ -175,7 +196,9 @@ def test_a_pop_with_a_job_stays_within_its_budget(
 
 
 @pytest.mark.parametrize(("path", "body"), [("text/async", TEXT), ("chat/async", CHAT)])
-def test_a_submit_of_a_reply_stays_within_its_budget(served: FlaskClient, key: str, path: str, body: dict[str, Any]) -> None:
+def test_a_submit_of_a_reply_stays_within_its_budget(
+    served: FlaskClient, key: str, path: str, body: dict[str, Any]
+) -> None:
     post(served, path, body, key)
     job = post(served, "text/pop", POP, key)
     with counting() as counted:
@@ -185,7 +208,9 @@ def test_a_submit_of_a_reply_stays_within_its_budget(served: FlaskClient, key: s
 
 
 @pytest.mark.parametrize(("path", "body"), [("text/async", TEXT), ("chat/async", CHAT)])
-def test_a_status_read_stays_within_its_budget(served: FlaskClient, key: str, path: str, body: dict[str, Any]) -> None:
+def test_a_status_read_stays_within_its_budget(
+    served: FlaskClient, key: str, path: str, body: dict[str, Any]
+) -> None:
     request_id = post(served, path, body, key)["id"]
     job = post(served, "text/pop", POP, key)
     post(served, "text/submit", build_reply(job), key)
@@ -198,7 +223,9 @@ def test_a_status_read_stays_within_its_budget(served: FlaskClient, key: str, pa
     assert counted.transactions <= 1
 
 
-def test_a_text_job_from_request_to_read_reply_is_at_most_24_statements_and_6_commits(served: FlaskClient, key: str) -> None:
+def test_a_text_job_from_request_to_read_reply_is_at_most_24_statements_and_6_commits(
+    served: FlaskClient, key: str
+) -> None:
     with counting() as counted:
         request_id = post(served, "text/async", TEXT, key)["id"]
         job = post(served, "text/pop", POP, key)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""A cancelled streamed request: its job in flight is paid for what it posted, once, and its worker and readers are told."""
+"""A cancelled streamed request: its job in flight is paid for what it posted, once, and its worker
+and readers are told.
+"""
 
 import random
 import time
@@ -80,7 +82,11 @@ def get_job(job_id: str) -> Any:
 def list_movements(job_id: str) -> dict[int, Decimal]:
     """What a job moved on each account."""
     with transaction() as session:
-        rows = session.execute(select(KudosPosting.user_id, KudosPosting.amount).where(KudosPosting.event_id == UUID(job_id)))
+        rows = session.execute(
+            select(KudosPosting.user_id, KudosPosting.amount).where(
+                KudosPosting.event_id == UUID(job_id)
+            )
+        )
         moved: dict[int, Decimal] = {}
         for user_id, amount in rows:
             moved[user_id] = moved.get(user_id, Decimal(0)) + amount
@@ -109,11 +115,25 @@ def test_posted_text_is_paid_like_a_reply_of_it(horde: ChatHorde, redis: Redis) 
     before = answer.json
     assert (before["processing"], before["done"], before["generations"]) == (1, False, [])
     stored = get_job(job["id"])
-    assert (stored.faulted, stored.cancelled, stored.generation, stored.message) == (True, True, None, None)
-    assert (stored.settled_character_count, stored.charge_basis, stored.finish_reason) == (len(content), None, None)
+    assert (stored.faulted, stored.cancelled, stored.generation, stored.message) == (
+        True,
+        True,
+        None,
+        None,
+    )
+    assert (stored.settled_character_count, stored.charge_basis, stored.finish_reason) == (
+        len(content),
+        None,
+        None,
+    )
     assert list_movements(job["id"]) == {horde.owner_id: price, horde.requester_id: -price - 1}
     status = horde.status(request_id)
-    assert (status["done"], status["faulted"], status["generations"], status["restarted"]) == (True, False, [], 0)
+    assert (status["done"], status["faulted"], status["generations"], status["restarted"]) == (
+        True,
+        False,
+        [],
+        0,
+    )
     assert (status["waiting"], status["processing"], status["finished"]) == (0, 0, 0)
     assert status["kudos"] == round(price + 1) + 1  # and the tax
     assert "settled_character_count" not in str(status)
@@ -152,7 +172,9 @@ def test_no_more_is_paid_than_was_asked_for(horde: ChatHorde, redis: Redis) -> N
     assert list_movements(job["id"])[horde.owner_id] == price_of(horde, "x" * 800)
 
 
-def test_reasoning_is_not_in_the_price_while_the_stream_holds_the_entries(horde: ChatHorde, redis: Redis) -> None:
+def test_reasoning_is_not_in_the_price_while_the_stream_holds_the_entries(
+    horde: ChatHorde, redis: Redis
+) -> None:
     request_id, job = horde.serve(stream=True)
     horde.post_progress(job["id"], 1, "Blé", reasoning="x" * 500)
     horde.cancel(request_id)
@@ -176,7 +198,9 @@ def test_the_floor_is_paid_when_stream_and_lease_are_gone(horde: ChatHorde, redi
     assert redis.keys() == []  # no lease and no marker is made up
 
 
-def test_the_floor_is_paid_when_redis_is_away(horde: ChatHorde, redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_floor_is_paid_when_redis_is_away(
+    horde: ChatHorde, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     request_id, job = horde.serve(stream=True)
     horde.post_progress(job["id"], 1, "x" * 500)
 
@@ -191,7 +215,9 @@ def test_the_floor_is_paid_when_redis_is_away(horde: ChatHorde, redis: Redis, mo
     assert refused(horde.reply(job["id"])) == (400, "AbortedGen")
 
 
-def test_a_worker_that_was_not_told_hears_of_it_when_its_deadline_would_move(horde: ChatHorde, redis: Redis) -> None:
+def test_a_worker_that_was_not_told_hears_of_it_when_its_deadline_would_move(
+    horde: ChatHorde, redis: Redis
+) -> None:
     """As when the pop wrote its lease after the cancel looked for it, or Redis was away."""
     request_id, job = horde.serve(stream=True)
     horde.cancel(request_id)
@@ -209,7 +235,10 @@ def test_only_the_attempt_in_flight_is_settled(horde: ChatHorde, redis: Redis) -
     job = horde.take()
     horde.post_progress(job["id"], 1, "four")
     horde.cancel(request_id)
-    assert (get_job(job["id"]).settled_character_count, get_job(lost["id"]).settled_character_count) == (4, None)
+    assert (
+        get_job(job["id"]).settled_character_count,
+        get_job(lost["id"]).settled_character_count,
+    ) == (4, None)
     assert list_movements(lost["id"]) == {}
 
 
@@ -224,7 +253,9 @@ def test_a_settled_job_is_no_drop_no_sample_and_no_restart(horde: ChatHorde, red
     assert get_request(request_id).n == 0
     horde.take_nothing()
     with transaction() as session:
-        assert [row.state for row in session.scalars(select(TextGenStatistic))] == [TextGenState.CANCELLED]
+        assert [row.state for row in session.scalars(select(TextGenStatistic))] == [
+            TextGenState.CANCELLED
+        ]
         assert session.scalars(select(WorkerPerformance)).all() == []
 
 
@@ -280,7 +311,9 @@ def test_a_held_request_is_released_when_it_is_settled(horde: ChatHorde, redis: 
     assert get_job(job["id"]).cancelled
 
 
-def test_a_request_that_does_not_stream_is_paid_for_its_reply_alone(horde: ChatHorde, redis: Redis) -> None:
+def test_a_request_that_does_not_stream_is_paid_for_its_reply_alone(
+    horde: ChatHorde, redis: Redis
+) -> None:
     request_id, job = horde.serve()
     horde.cancel(request_id)
     stored = get_job(job["id"])
@@ -290,7 +323,9 @@ def test_a_request_that_does_not_stream_is_paid_for_its_reply_alone(horde: ChatH
     assert (status["done"], status["finished"]) == (True, 1)
 
 
-def test_a_queued_streamed_request_is_cancelled_without_a_trace(horde: ChatHorde, redis: Redis) -> None:
+def test_a_queued_streamed_request_is_cancelled_without_a_trace(
+    horde: ChatHorde, redis: Redis
+) -> None:
     horde.take_nothing()
     request_id = horde.queue(stream=True)
     horde.cancel(request_id)
@@ -320,7 +355,9 @@ def test_a_fake_alone_does_not_keep_a_hold(horde: ChatHorde, redis: Redis) -> No
     assert [is_active for _, is_active in list_holds()] == [False]
 
 
-def write_lease(horde: ChatHorde, job_id: UUID, request_id: UUID, worker_id: UUID, *, is_fake: bool = False) -> None:
+def write_lease(
+    horde: ChatHorde, job_id: UUID, request_id: UUID, worker_id: UUID, *, is_fake: bool = False
+) -> None:
     """The lease that the pop of such a job would write."""
     chat_progress.write_stream_lease(
         chat_progress.StreamLease(
@@ -353,25 +390,33 @@ def copy_rows(request_id: str, job_id: str, count: int) -> list[tuple[str, str]]
             ("processing_gens", job_id, job_ids, wp_ids),
         ):
             names = session.scalars(
-                text("SELECT column_name FROM information_schema.columns WHERE table_name = :name"), {"name": table}
+                text("SELECT column_name FROM information_schema.columns WHERE table_name = :name"),
+                {"name": table},
             )
             values = {name: name for name in names} | {"id": "copy.id"}
             if "wp_id" in values:
                 values["wp_id"] = "copy.parent"
-            columns = ", ".join(source if "." in source else f"original.{source}" for source in values.values())
+            columns = ", ".join(
+                source if "." in source else f"original.{source}" for source in values.values()
+            )
             statement = (
-                f"INSERT INTO {table} ({', '.join(values)}) SELECT {columns} FROM {table} AS original,"
-                " unnest(CAST(:ids AS uuid[]), CAST(:parents AS uuid[])) AS copy (id, parent)"
-                " WHERE original.id = CAST(:source AS uuid)"
+                f"INSERT INTO {table} ({', '.join(values)}) SELECT {columns} FROM {table} AS"
+                " original, unnest(CAST(:ids AS uuid[]), CAST(:parents AS uuid[])) AS copy (id,"
+                " parent) WHERE original.id = CAST(:source AS uuid)"
             )
             session.execute(text(statement), {"ids": ids, "parents": parents, "source": source})
     return pairs
 
 
 def race(
-    pairs: list[tuple[str, str]], *calls: Callable[[str, str], Any], seconds: float, spread_seconds: float = 0.004
+    pairs: list[tuple[str, str]],
+    *calls: Callable[[str, str], Any],
+    seconds: float,
+    spread_seconds: float = 0.004,
 ) -> list[tuple[Any, ...]]:
-    """What each call answered for each pair; the calls of a round start together. Stops when the time is up."""
+    """What each call answered for each pair; the calls of a round start together. Stops when the
+    time is up.
+    """
     barrier = Barrier(len(calls))
     until = time.monotonic() + seconds
 
@@ -398,15 +443,23 @@ def race(
 
 
 @pytest.mark.race
-def test_of_settlement_and_cancel_one_wins_thousands_of_times(horde: ChatHorde, redis: Redis) -> None:
-    """The two transactions themselves, on connections of their own, without what the routes do around them."""
+def test_of_settlement_and_cancel_one_wins_thousands_of_times(
+    horde: ChatHorde, redis: Redis
+) -> None:
+    """The two transactions themselves, on connections of their own, without what the routes do
+    around them.
+    """
     request_id, job = horde.serve(stream=True)
     with transaction() as session:
         facts = find_job(session, UUID(job["id"]))
     assert facts is not None
     pairs = copy_rows(request_id, job["id"], RACE_ROUNDS)
     now = utcnow()
-    columns = {"generation": "y" * 400, "message": {"role": "assistant", "content": "y" * 400}, "gen_metadata": None}
+    columns = {
+        "generation": "y" * 400,
+        "message": {"role": "assistant", "content": "y" * 400},
+        "gen_metadata": None,
+    }
 
     def submit(wp_id: str, job_id: str) -> str | None:
         with horde.app.app_context():
@@ -433,18 +486,23 @@ def test_of_settlement_and_cancel_one_wins_thousands_of_times(horde: ChatHorde, 
             rounds, read_stories([job_id for _, job_id in pairs]), strict=False
         )
     )
-    assert set(stories) <= {(None, True, False, None, "completed", 2), ("AbortedGen", False, True, 200, "cancelled", 2)}
+    assert set(stories) <= {
+        (None, True, False, None, "completed", 2),
+        ("AbortedGen", False, True, 200, "cancelled", 2),
+    }
     assert len(stories) == 2 or len(rounds) < MANY_ROUNDS
 
 
 def read_stories(job_ids: list[str]) -> list[tuple[Any, ...]]:
-    """(reply stored, faulted as cancelled, settled characters, the request's end, postings) of each job."""
+    """(reply stored, faulted as cancelled, settled characters, the request's end, postings) of each
+    job.
+    """
     statement = text(
-        "SELECT job.generation IS NOT NULL, job.faulted AND job.cancelled, job.settled_character_count,"
-        " request.terminal_outcome, (SELECT count(*) FROM kudos_ledger WHERE event_id = job.id)"
-        " FROM unnest(CAST(:ids AS uuid[])) WITH ORDINALITY AS wanted (id, place)"
-        " JOIN processing_gens AS job USING (id) JOIN waiting_prompts AS request ON request.id = job.wp_id"
-        " ORDER BY wanted.place"
+        "SELECT job.generation IS NOT NULL, job.faulted AND job.cancelled,"
+        " job.settled_character_count, request.terminal_outcome, (SELECT count(*) FROM kudos_ledger"
+        " WHERE event_id = job.id) FROM unnest(CAST(:ids AS uuid[])) WITH ORDINALITY AS wanted (id,"
+        " place) JOIN processing_gens AS job USING (id) JOIN waiting_prompts AS request ON"
+        " request.id = job.wp_id ORDER BY wanted.place"
     )
     with transaction() as session:
         return [tuple(row) for row in session.execute(statement, {"ids": job_ids})]
@@ -458,7 +516,9 @@ def test_exactly_one_of_submit_and_cancel_wins(horde: ChatHorde, redis: Redis) -
     for wp_id, job_id in pairs:
         write_lease(horde, UUID(job_id), UUID(wp_id), worker_id)
         assert chat_progress.append_progress(
-            chat_progress.ProgressPost(generation_id=UUID(job_id), seq=1, content="x" * 200, reasoning=""),
+            chat_progress.ProgressPost(
+                generation_id=UUID(job_id), seq=1, content="x" * 200, reasoning=""
+            ),
             key=users.build_lease_key_of(horde.owner_key),
             now=get_unix_seconds(utcnow()),
             base_lease_seconds=150,
@@ -485,13 +545,22 @@ def test_exactly_one_of_submit_and_cancel_wins(horde: ChatHorde, redis: Redis) -
         moved = list_movements(job_id)
         if submitted.status_code == 200:
             winners["submit"] += 1
-            assert (stored.generation, stored.faulted, stored.cancelled) == ("y" * 400, False, False)
+            assert (stored.generation, stored.faulted, stored.cancelled) == (
+                "y" * 400,
+                False,
+                False,
+            )
             assert stored.settled_character_count is None
             assert request.terminal_outcome == "completed"
         else:
             winners["cancel"] += 1
             assert refused(submitted) == (400, "AbortedGen")
-            assert (stored.generation, stored.message, stored.faulted, stored.cancelled) == (None, None, True, True)
+            assert (stored.generation, stored.message, stored.faulted, stored.cancelled) == (
+                None,
+                None,
+                True,
+                True,
+            )
             assert stored.settled_character_count in {200, 201}
             assert request.terminal_outcome == "cancelled"
             assert sum("ended" in entry for entry in read_stream(redis, wp_id)) == 1
@@ -515,10 +584,19 @@ def test_exactly_one_of_fault_lapse_and_cancel_wins(horde: ChatHorde, redis: Red
     for wp_id, job_id in pairs:
         write_lease(horde, UUID(job_id), UUID(wp_id), worker_id)
 
-    rounds = race(pairs, lambda _, job_id: horde.fault(job_id), lambda wp_id, _: horde.cancel(wp_id), seconds=ROUTE_RACE_SECONDS)
+    rounds = race(
+        pairs,
+        lambda _, job_id: horde.fault(job_id),
+        lambda wp_id, _: horde.cancel(wp_id),
+        seconds=ROUTE_RACE_SECONDS,
+    )
 
     for (wp_id, job_id), (faulted, cancelled) in zip(pairs, rounds, strict=False):
-        assert (faulted.status_code, faulted.json, cancelled.status_code) == (200, {"reward": 0.0}, 200)
+        assert (faulted.status_code, faulted.json, cancelled.status_code) == (
+            200,
+            {"reward": 0.0},
+            200,
+        )
         stored, request = get_job(job_id), get_request(wp_id)
         assert (stored.faulted, request.n, request.terminal_outcome) == (True, 0, "cancelled")
         assert bool(list_movements(job_id)) is stored.cancelled

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Completions that are waited for, through a real front and a real API. Numbers are those of the front's checklist."""
+"""Completions that are waited for, through a real front and a real API. Numbers are those of the
+front's checklist.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -20,7 +22,9 @@ from tests.integration.chat_front import (
 )
 
 COUNTS = {"prompt_tokens": 21, "completion_tokens": 3}
-TOOLS_DECLARED: Body = {"chat_features": ["prompt_overflow_refused", "tools", "tool_choice_enforced"]}
+TOOLS_DECLARED: Body = {
+    "chat_features": ["prompt_overflow_refused", "tools", "tool_choice_enforced"]
+}
 SEPARATORS = "line\nbreak\r\n\u2028\u2029\u0085 🌈 é \u0001"
 
 
@@ -35,7 +39,13 @@ def _anew(stack: FrontStack) -> None:
     start_anew()
 
 
-def take_payload(stack: FrontStack, *, pop: Body | None = None, headers: dict[str, str] | None = None, **changes: Any) -> Body:
+def take_payload(
+    stack: FrontStack,
+    *,
+    pop: Body | None = None,
+    headers: dict[str, str] | None = None,
+    **changes: Any,
+) -> Body:
     """The payload of the job that a completion becomes; the worker replies afterwards."""
     stack.horde.take_nothing(**(pop or {}))
     waiting = stack.ask(headers=headers, **changes)
@@ -54,7 +64,15 @@ def test_1_a_completion_has_exactly_the_keys_of_the_reference(stack: FrontStack)
     assert set(choice) == {"index", "message", "finish_reason", "native_finish_reason", "logprobs"}
     assert choice["message"] == {"role": "assistant", "content": "Blue."}
     assert set(completion["x_horde"]) == {
-        *("request_id", "worker_id", "worker_name", "kudos", "charge_basis", "estimated_usage", "queue_wait_seconds"),
+        *(
+            "request_id",
+            "worker_id",
+            "worker_name",
+            "kudos",
+            "charge_basis",
+            "estimated_usage",
+            "queue_wait_seconds",
+        ),
     }
 
 
@@ -71,7 +89,9 @@ def test_6_and_46_and_54_ids_and_headers_of_a_completion(stack: FrontStack) -> N
     assert completion["id"] == f"chatcmpl-{request_id}"
     [generation] = stack.horde.status(request_id)["generations"]
     assert generation["message"]["content"] == completion["choices"][0]["message"]["content"]
-    assert completion["system_fingerprint"] == build_system_fingerprint(generation["worker_id"], MODEL)
+    assert completion["system_fingerprint"] == build_system_fingerprint(
+        generation["worker_id"], MODEL
+    )
     assert completion["x_horde"]["kudos"] == stack.horde.status(request_id)["kudos"]
 
 
@@ -89,15 +109,34 @@ def test_15_a_list_of_models_is_served_by_any_and_names_the_one(stack: FrontStac
 
 def test_17_and_26_and_30_a_plain_request_carries_only_the_defaults(stack: FrontStack) -> None:
     optional = (
-        *("max_tokens", "max_completion_tokens", "temperature", "top_p", "n", "seed", "stop", "stream", "stream_options"),
-        *("presence_penalty", "frequency_penalty", "reasoning_effort", "tools", "tool_choice", "parallel_tool_calls"),
+        *(
+            "max_tokens",
+            "max_completion_tokens",
+            "temperature",
+            "top_p",
+            "n",
+            "seed",
+            "stop",
+            "stream",
+            "stream_options",
+        ),
+        *(
+            "presence_penalty",
+            "frequency_penalty",
+            "reasoning_effort",
+            "tools",
+            "tool_choice",
+            "parallel_tool_calls",
+        ),
         *("response_format", "metadata"),
     )
     payload = take_payload(stack, **dict.fromkeys(optional))
     assert payload["max_length"] == 512
     assert (payload["temperature"], payload["top_p"]) == (1.0, 1.0)
     assert (payload["frequency_penalty"], payload["presence_penalty"]) == (0.0, 0.0)
-    assert payload.keys().isdisjoint({"seed", "stop_sequence", "reasoning_effort", "tools", "tool_choice", "response_format"})
+    assert payload.keys().isdisjoint(
+        {"seed", "stop_sequence", "reasoning_effort", "tools", "tool_choice", "response_format"}
+    )
 
 
 def test_20_and_26_and_29_and_30_what_reaches_the_worker(stack: FrontStack) -> None:
@@ -115,8 +154,14 @@ def test_20_and_26_and_29_and_30_what_reaches_the_worker(stack: FrontStack) -> N
         prompt_cache_key="k",
         service_tier="auto",
     )
-    assert (payload["max_length"], payload["stop_sequence"], payload["seed"]) == (64, ["\nuser:"], 7)
-    assert payload.keys().isdisjoint({"store", "metadata", "user", "safety_identifier", "prompt_cache_key", "service_tier"})
+    assert (payload["max_length"], payload["stop_sequence"], payload["seed"]) == (
+        64,
+        ["\nuser:"],
+        7,
+    )
+    assert payload.keys().isdisjoint(
+        {"store", "metadata", "user", "safety_identifier", "prompt_cache_key", "service_tier"}
+    )
 
 
 def test_34_a_dry_run_quotes_and_queues_nothing(stack: FrontStack) -> None:
@@ -130,17 +175,26 @@ def test_34_a_dry_run_quotes_and_queues_nothing(stack: FrontStack) -> None:
     assert completion["x_horde"]["kudos"] > 0
     assert completion["x_horde"]["dry_run"] is True
     assert "prompt" not in completion["x_horde"]["resolved"]
-    assert completion["usage"]["prompt_tokens"] == completion["x_horde"]["resolved"]["estimated_prompt_tokens"] > 0
+    assert (
+        completion["usage"]["prompt_tokens"]
+        == completion["x_horde"]["resolved"]["estimated_prompt_tokens"]
+        > 0
+    )
     assert "x-horde-request-id" not in answer.headers
     stack.horde.take_nothing()
 
 
 def test_36_developer_reaches_the_worker_as_system(stack: FrontStack) -> None:
     messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "hi"}]
-    assert take_payload(stack, messages=messages)["messages"][0] == {"role": "system", "content": "Be brief."}
+    assert take_payload(stack, messages=messages)["messages"][0] == {
+        "role": "system",
+        "content": "Be brief.",
+    }
 
 
-def test_37_and_38_and_39_what_the_front_returned_is_accepted_in_the_next_turn(stack: FrontStack) -> None:
+def test_37_and_38_and_39_what_the_front_returned_is_accepted_in_the_next_turn(
+    stack: FrontStack,
+) -> None:
     asked = {"role": "user", "content": "Weather in Oslo?"}
     first = stack.complete(
         None,
@@ -152,9 +206,16 @@ def test_37_and_38_and_39_what_the_front_returned_is_accepted_in_the_next_turn(s
     [choice] = first["choices"]
     assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
     assert choice["message"]["tool_calls"] == [build_call()]
-    echoed = choice["message"] | {"refusal": None, "annotations": [], "reasoning_content": "hm", "audio": None}
+    echoed = choice["message"] | {
+        "refusal": None,
+        "annotations": [],
+        "reasoning_content": "hm",
+        "audio": None,
+    }
     answer = {"role": "tool", "tool_call_id": "call_1", "content": "Rain", "name": "lookup_weather"}
-    payload = take_payload(stack, pop=TOOLS_DECLARED, messages=[asked, echoed, answer], tools=[build_tool()])
+    payload = take_payload(
+        stack, pop=TOOLS_DECLARED, messages=[asked, echoed, answer], tools=[build_tool()]
+    )
     assert payload["messages"] == [
         asked,
         {"role": "assistant", "content": None, "tool_calls": [build_call()]},
@@ -172,9 +233,18 @@ def test_47_and_48_usage_is_the_worker_s_or_estimated(stack: FrontStack) -> None
 
 
 def test_49_and_51_reasoning_is_separate_and_can_be_hidden(stack: FrontStack) -> None:
-    reply = {"reasoning_content": "Let me think", "reasoning_tokens": 2, **COUNTS, "finish_reason": "length"}
+    reply = {
+        "reasoning_content": "Let me think",
+        "reasoning_tokens": 2,
+        **COUNTS,
+        "finish_reason": "length",
+    }
     shown = stack.complete("", reply=dict(reply))
-    assert shown["choices"][0]["message"] == {"role": "assistant", "content": "", "reasoning_content": "Let me think"}
+    assert shown["choices"][0]["message"] == {
+        "role": "assistant",
+        "content": "",
+        "reasoning_content": "Let me think",
+    }
     assert shown["choices"][0]["finish_reason"] == "length"
     assert shown["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2}
     hidden = stack.complete("", reply=dict(reply), horde={"include_reasoning": False})
@@ -185,7 +255,9 @@ def test_49_and_51_reasoning_is_separate_and_can_be_hidden(stack: FrontStack) ->
 
 
 def test_50_reasons_to_finish_pass_through(stack: FrontStack) -> None:
-    completion = stack.complete(reply={"finish_reason": "length", "native_finish_reason": "max_new_tokens"})
+    completion = stack.complete(
+        reply={"finish_reason": "length", "native_finish_reason": "max_new_tokens"}
+    )
     [choice] = completion["choices"]
     assert (choice["finish_reason"], choice["native_finish_reason"]) == ("length", "max_new_tokens")
 
@@ -221,9 +293,13 @@ def test_95_separators_and_emoji_arrive_as_they_are(stack: FrontStack) -> None:
 
 def test_the_sdk_reads_a_completion(stack: FrontStack) -> None:
     stack.horde.take_nothing()
-    with openai.OpenAI(base_url=f"{stack.url}/v1", api_key=stack.horde.requester_key, max_retries=0) as client:
+    with openai.OpenAI(
+        base_url=f"{stack.url}/v1", api_key=stack.horde.requester_key, max_retries=0
+    ) as client:
         waiting = stack.threads.submit(
-            client.chat.completions.create, model=MODEL, messages=[{"role": "user", "content": "Name one colour."}]
+            client.chat.completions.create,
+            model=MODEL,
+            messages=[{"role": "user", "content": "Name one colour."}],
         )
         stack.horde.reply(stack.await_job()["id"])
         completion = waiting.result(PATIENCE_SECONDS)
@@ -233,7 +309,8 @@ def test_the_sdk_reads_a_completion(stack: FrontStack) -> None:
     assert [model.id for model in listed] == [MODEL]
 
 
-# --- models -----------------------------------------------------------------------------------------------------------
+# --- models
+# -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -251,17 +328,38 @@ def test_89_to_94_models(fresh_models: FrontStack) -> None:
     stack = fresh_models
     assert stack.call("GET", "/v1/models").json() == {"object": "list", "data": []}
     name = "aphrodite/Org/Model-13b:Q4 K é"
-    for model, features in ((name, ["vision", "prompt_overflow_refused"]), (name.lower(), []), ("a/b", ["seed"])):
-        stack.horde.pop(name=f"worker of {model[:8]} {len(features)}", models=[model], model_id=model, chat_features=features)
+    for model, features in (
+        (name, ["vision", "prompt_overflow_refused"]),
+        (name.lower(), []),
+        ("a/b", ["seed"]),
+    ):
+        stack.horde.pop(
+            name=f"worker of {model[:8]} {len(features)}",
+            models=[model],
+            model_id=model,
+            chat_features=features,
+        )
     # The API remembers its own list for a moment.
     listed = wait_until(lambda: require_cards(stack.call("GET", "/v1/models").json(), 3))
     assert [card["id"] for card in listed["data"]] == sorted([name, name.lower(), "a/b"])
     card = next(card for card in listed["data"] if card["id"] == name)
     assert set(card) == {
-        *("id", "object", "created", "owned_by", "context_length", "architecture", "top_provider", "supported_parameters"),
+        *(
+            "id",
+            "object",
+            "created",
+            "owned_by",
+            "context_length",
+            "architecture",
+            "top_provider",
+            "supported_parameters",
+        ),
         "x_horde",
     }
-    assert (card["context_length"], card["top_provider"]) == (8192, {"context_length": 8192, "max_completion_tokens": 1024})
+    assert (card["context_length"], card["top_provider"]) == (
+        8192,
+        {"context_length": 8192, "max_completion_tokens": 1024},
+    )
     assert card["architecture"]["modality"] == "text+image->text"
     for path in ("/v1/models/a/b", "/v1/models/a%2Fb"):
         answer = stack.call("GET", path)
@@ -273,7 +371,12 @@ def test_89_to_94_models(fresh_models: FrontStack) -> None:
         answer = stack.call("GET", path)
         error = answer.json()["error"]
         assert answer.status_code == 404
-        assert (error["type"], error["param"], error["code"]) == ("not_found_error", "model", "model_not_found")
-    assert stack.call("GET", "/v1/models/x/y").json()["error"]["message"] == (
-        "The model 'x/y' does not exist or no online worker serves it."
+        assert (error["type"], error["param"], error["code"]) == (
+            "not_found_error",
+            "model",
+            "model_not_found",
+        )
+    assert (
+        stack.call("GET", "/v1/models/x/y").json()["error"]["message"]
+        == "The model 'x/y' does not exist or no online worker serves it."
     )

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""What strangers put on a socket of the front: bytes behind a request, what is no HTTP, and bodies that never end."""
+"""What strangers put on a socket of the front: bytes behind a request, what is no HTTP, and bodies
+that never end.
+"""
 
 import itertools
 import json
@@ -16,10 +18,20 @@ from devtools.services import ServiceAddresses
 from horde.oai import connection
 from horde.oai.connection import MAX_EARLY_BYTES, MAX_SMALL_PIECES
 from tests.integration._fake_chat_worker import start_anew
-from tests.integration.chat_front import PATIENCE_SECONDS, FrontStack, build_body, run_front, run_front_stack, wait_until
+from tests.integration.chat_front import (
+    PATIENCE_SECONDS,
+    FrontStack,
+    build_body,
+    run_front,
+    run_front_stack,
+    wait_until,
+)
 from tests.integration.test_chat_front_waiting import await_cancelled, await_request_id
 
-CHUNKED = b"POST /v1/chat/completions HTTP/1.1\r\nHost: front\r\napikey: k\r\nTransfer-Encoding: chunked\r\n\r\n"
+CHUNKED = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: front\r\napikey: k\r\nTransfer-Encoding:"
+    b" chunked\r\n\r\n"
+)
 HEALTH = b"GET /health HTTP/1.1\r\nHost: front\r\n\r\n"
 
 
@@ -41,7 +53,10 @@ def connect(url: str) -> socket.socket:
 
 def build_post(key: str, **changes: Any) -> bytes:
     body = json.dumps(build_body(**changes)).encode()
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: front\r\nAuthorization: Bearer %b\r\nContent-Length: %d\r\n\r\n"
+    head = (
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: front\r\nAuthorization: Bearer"
+        b" %b\r\nContent-Length: %d\r\n\r\n"
+    )
     return head % (key.encode(), len(body)) + body
 
 
@@ -61,16 +76,21 @@ def read_to_the_end(client: socket.socket) -> bytes:
     return received
 
 
-# --- bytes behind a request -------------------------------------------------------------------------------------------
+# --- bytes behind a request
+# -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_together", [True, False], ids=["in one packet", "later"])
 @pytest.mark.parametrize("tail", [b"\r\n", HEALTH], ids=["a line end", "a next request"])
 @pytest.mark.parametrize("stream", [False, True], ids=["waiting", "streaming"])
-def test_75_a_hang_up_behind_early_bytes_is_noticed(stack: FrontStack, stream: bool, tail: bytes, is_together: bool) -> None:
+def test_75_a_hang_up_behind_early_bytes_is_noticed(
+    stack: FrontStack, stream: bool, tail: bytes, is_together: bool
+) -> None:
     stack.horde.take_nothing()
     with connect(stack.url) as client:
-        client.sendall(build_post(stack.horde.requester_key, stream=stream) + (tail if is_together else b""))
+        client.sendall(
+            build_post(stack.horde.requester_key, stream=stream) + (tail if is_together else b"")
+        )
         request_id = await_request_id()
         if not is_together:
             client.sendall(tail)
@@ -100,7 +120,8 @@ def test_more_early_bytes_than_are_kept_end_the_connection(stack: FrontStack) ->
         await_cancelled(request_id)
 
 
-# --- what is no request -----------------------------------------------------------------------------------------------
+# --- what is no request
+# -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -109,14 +130,27 @@ def test_more_early_bytes_than_are_kept_end_the_connection(stack: FrontStack) ->
         b"\x16\x03\x01\x02\x00\r\n\r\n",
         "GET /v1/models/modèle HTTP/1.1\r\nHost: front\r\n\r\n".encode(),
         b"POST /v1/chat/completions HTTP/1.1\r\nHost: front\r\nContent-Length: -5\r\n\r\n",
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: front\r\nContent-Length: 4\r\nContent-Length: 5\r\n\r\n",
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: front\r\napikey: k\r\nTransfer-Encoding: chunked\r\n\r\nZ\r\n",
+        (
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: front\r\nContent-Length:"
+            b" 4\r\nContent-Length: 5\r\n\r\n"
+        ),
+        (
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: front\r\napikey: k\r\nTransfer-Encoding:"
+            b" chunked\r\n\r\nZ\r\n"
+        ),
         b"GET /health HTTP/1.1\r\nHost: front\r\nX-" + b"a" * 100_000,
         CHUNKED.replace(b"Transfer", b"Content-Length: 3\r\nTransfer") + b"3\r\n{}\n\r\n0\r\n\r\n",
         CHUNKED + b"1\r\n \r\n" * (MAX_SMALL_PIECES + 1),
     ],
     ids=[
-        *("another protocol", "raw utf-8 path", "negative length", "two lengths", "no chunk", "endless header"),
+        *(
+            "another protocol",
+            "raw utf-8 path",
+            "negative length",
+            "two lengths",
+            "no chunk",
+            "endless header",
+        ),
         *("a length and chunks", "crumbs"),
     ],
 )
@@ -128,7 +162,11 @@ def test_what_is_no_http_is_refused_in_json(stack: FrontStack, sent: bytes) -> N
     assert b"content-type: application/json" in head
     assert b"x-request-id: req_" in head
     error = json.loads(body)["error"]
-    assert (error["code"], error["type"], error["param"]) == ("invalid_http", "invalid_request_error", None)
+    assert (error["code"], error["type"], error["param"]) == (
+        "invalid_http",
+        "invalid_request_error",
+        None,
+    )
 
 
 def test_a_body_in_some_small_chunks_is_read(stack: FrontStack) -> None:
@@ -137,9 +175,13 @@ def test_a_body_in_some_small_chunks_is_read(stack: FrontStack) -> None:
         assert b'"param":"model","code":"missing_required_parameter"' in read_until(client, b"}}")
 
 
-def test_what_is_no_chunk_behind_an_answer_ends_the_connection(stack: FrontStack, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_no_chunk_behind_an_answer_ends_the_connection(
+    stack: FrontStack, caplog: pytest.LogCaptureFixture
+) -> None:
     with connect(stack.url) as client:
-        client.sendall(b"POST /v1/responses HTTP/1.1\r\nHost: front\r\nTransfer-Encoding: chunked\r\n\r\n")
+        client.sendall(
+            b"POST /v1/responses HTTP/1.1\r\nHost: front\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
         received = b""
         while b"unknown_url" not in received:
             received += client.recv(65536)
@@ -149,26 +191,34 @@ def test_what_is_no_chunk_behind_an_answer_ends_the_connection(stack: FrontStack
     assert not [record for record in caplog.records if record.exc_info]
 
 
-@pytest.mark.parametrize("path", ["/health%0A", "/v1/models%0A", "/v1/models/x%0A", "/v1/chat/completions%0A"])
+@pytest.mark.parametrize(
+    "path", ["/health%0A", "/v1/models%0A", "/v1/models/x%0A", "/v1/chat/completions%0A"]
+)
 def test_a_path_with_a_line_end_is_another_path(stack: FrontStack, path: str) -> None:
     answer = stack.call("GET", path)
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_url")
 
 
-def test_9_who_asks_before_sending_is_refused_without_being_told_to_go_on(stack: FrontStack) -> None:
+def test_9_who_asks_before_sending_is_refused_without_being_told_to_go_on(
+    stack: FrontStack,
+) -> None:
     with connect(stack.url) as client:
         client.sendall(
-            b"POST /v1/chat/completions HTTP/1.1\r\nHost: front\r\nExpect: 100-continue\r\nContent-Length: 999999\r\n\r\n"
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: front\r\nExpect:"
+            b" 100-continue\r\nContent-Length: 999999\r\n\r\n"
         )
         received = read_until(client, b"}}")
     assert received.startswith(b"HTTP/1.1 401 ")
 
 
-# --- headers that do not end ------------------------------------------------------------------------------------------
+# --- headers that do not end
+# ------------------------------------------------------------------------------------------
 
 
 def drip(client: socket.socket, piece: bytes) -> bytes:
-    """Send one byte of a piece after the other, again and again, until the front ends the connection; what it said."""
+    """Send one byte of a piece after the other, again and again, until the front ends the
+    connection; what it said.
+    """
     client.settimeout(0.05)
     received = b""
     for byte in itertools.cycle(piece):
@@ -202,7 +252,11 @@ def test_headers_that_drip_are_refused_in_json(stack: FrontStack, before: bytes)
     assert head.startswith(b"HTTP/1.1 400 ")
     assert b"x-request-id: req_" in head
     error = json.loads(body)["error"]
-    assert (error["code"], error["type"], error["param"]) == ("incomplete_headers", "invalid_request_error", None)
+    assert (error["code"], error["type"], error["param"]) == (
+        "incomplete_headers",
+        "invalid_request_error",
+        None,
+    )
 
 
 @pytest.mark.usefixtures("_hasty")
@@ -214,7 +268,9 @@ def test_a_connection_that_asks_nothing_is_closed_without_a_word(stack: FrontSta
 @pytest.mark.usefixtures("_hasty")
 def test_a_body_that_drips_on_behind_its_answer_ends_the_connection(stack: FrontStack) -> None:
     with connect(stack.url) as client:
-        client.sendall(b"POST /v1/responses HTTP/1.1\r\nHost: front\r\nContent-Length: 999999\r\n\r\n")
+        client.sendall(
+            b"POST /v1/responses HTTP/1.1\r\nHost: front\r\nContent-Length: 999999\r\n\r\n"
+        )
         received = drip(client, b"x")
     assert received.count(b"HTTP/1.1 ") == 1
     assert b"unknown_url" in received
@@ -233,7 +289,8 @@ def test_a_request_that_came_in_time_may_wait_for_its_answer(stack: FrontStack) 
         read_until(client, b'"content":"Blue."')
 
 
-# --- bodies that do not end -------------------------------------------------------------------------------------------
+# --- bodies that do not end
+# -------------------------------------------------------------------------------------------
 
 
 def test_a_body_that_drips_is_ended_with_the_budget(stack: FrontStack) -> None:
@@ -241,7 +298,8 @@ def test_a_body_that_drips_is_ended_with_the_budget(stack: FrontStack) -> None:
     with run_front(config) as url, connect(url) as client:
         client.settimeout(0.1)
         client.sendall(
-            b"POST /v1/chat/completions HTTP/1.1\r\nHost: front\r\nAuthorization: Bearer k\r\nContent-Length: 999999\r\n\r\n"
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: front\r\nAuthorization: Bearer"
+            b" k\r\nContent-Length: 999999\r\n\r\n"
         )
 
         def drip() -> bytes | None:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""What people reported about servers that do the same job, asked of the front. Names carry the numbers of the reports."""
+"""What people reported about servers that do the same job, asked of the front. Names carry the
+numbers of the reports.
+"""
 
 import json
 import logging
@@ -49,7 +51,9 @@ def _anew(stack: FrontStack) -> None:
     start_anew()
 
 
-def serve(stack: FrontStack, data: bytes, *, pop: Body | None = None, **reply: Any) -> tuple[Body, Body]:
+def serve(
+    stack: FrontStack, data: bytes, *, pop: Body | None = None, **reply: Any
+) -> tuple[Body, Body]:
     """The payload and the completion of a body of bytes."""
     stack.horde.take_nothing(**(pop or {}))
     waiting = stack.threads.submit(stack.post, data)
@@ -94,7 +98,11 @@ def test_fr_10_a_model_id_stays_as_it_is_byte_for_byte(stack: FrontStack) -> Non
         assert stack.horde.reply(job["id"], model=name).status_code == 200
         answer = waiting.result(PATIENCE_SECONDS)
         lines = answer.text.splitlines() if stream else [answer.text]
-        bodies = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith(("data: {", "{"))]
+        bodies = [
+            json.loads(line.removeprefix("data: "))
+            for line in lines
+            if line.startswith(("data: {", "{"))
+        ]
         assert {body["model"] for body in bodies} == {name}
 
 
@@ -125,7 +133,14 @@ def test_fr_17_null_is_as_absent(stack: FrontStack) -> None:
     payload, _ = serve(stack, json.dumps(build_body(**nulls)).encode(), pop=pop)
     assert (payload["max_length"], payload["temperature"], payload["top_p"]) == (512, 1.0, 1.0)
     assert (payload["presence_penalty"], payload["frequency_penalty"]) == (0, 0)
-    assert not {"seed", "stop_sequence", "reasoning_effort", "tools", "tool_choice", "stream_progress"} & set(payload)
+    assert not {
+        "seed",
+        "stop_sequence",
+        "reasoning_effort",
+        "tools",
+        "tool_choice",
+        "stream_progress",
+    } & set(payload)
 
 
 @pytest.mark.parametrize(
@@ -134,18 +149,28 @@ def test_fr_17_null_is_as_absent(stack: FrontStack) -> None:
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": "required", "tools": None}, "tool_choice"),
         ({"tool_choice": "required", "tools": []}, "tool_choice"),
-        ({"tool_choice": {"type": "function", "function": {"name": "other"}}, "tools": [build_tool("known")]}, "tool_choice"),
+        (
+            {
+                "tool_choice": {"type": "function", "function": {"name": "other"}},
+                "tools": [build_tool("known")],
+            },
+            "tool_choice",
+        ),
         ({"parallel_tool_calls": False}, "parallel_tool_calls"),
     ],
 )
-def test_fr_21_an_impossible_tool_choice_opens_no_stream(stack: FrontStack, changes: Body, param: str) -> None:
+def test_fr_21_an_impossible_tool_choice_opens_no_stream(
+    stack: FrontStack, changes: Body, param: str
+) -> None:
     stack.horde.take_nothing()
     status, error = stack.refuse(stream=True, **changes)
     assert (status, error["code"], error["param"]) == (400, "conflicting_parameters", param)
     assert count_rows(WaitingPrompt) == 0
 
 
-def test_fr_21_a_call_of_a_function_that_was_not_offered_does_not_reach_the_client(stack: FrontStack) -> None:
+def test_fr_21_a_call_of_a_function_that_was_not_offered_does_not_reach_the_client(
+    stack: FrontStack,
+) -> None:
     pop = {"chat_features": ["prompt_overflow_refused", "tools"]}
     stack.horde.take_nothing(**pop)
     waiting = stack.ask(tools=[build_tool("known")])
@@ -160,23 +185,34 @@ def test_fr_21_a_call_of_a_function_that_was_not_offered_does_not_reach_the_clie
 
 @pytest.mark.parametrize("shows_reasoning", [True, False])
 @pytest.mark.parametrize("streams", [True, False])
-def test_fr_29_reasoning_never_becomes_the_answer(stack: FrontStack, streams: bool, shows_reasoning: bool) -> None:
+def test_fr_29_reasoning_never_becomes_the_answer(
+    stack: FrontStack, streams: bool, shows_reasoning: bool
+) -> None:
     options = {"horde": {"include_reasoning": shows_reasoning}}
     reply = {"reasoning_content": "Let me think", "finish_reason": "length"}
     stack.horde.take_nothing()
     if streams:
         with OpenStream(stack, **options) as stream:
             job = stack.await_job()
-            assert stack.horde.post_progress(job["id"], 1, "", reasoning="Let me").status_code == 200
+            assert (
+                stack.horde.post_progress(job["id"], 1, "", reasoning="Let me").status_code == 200
+            )
             assert stack.horde.reply(job["id"], "", **reply).status_code == 200
             stream.finish()
         content, reasoning = stream.join(), stream.join("reasoning_content")
-        finish = next(chunk["choices"][0]["finish_reason"] for chunk in stream.chunks if chunk["choices"][0]["finish_reason"])
+        finish = next(
+            chunk["choices"][0]["finish_reason"]
+            for chunk in stream.chunks
+            if chunk["choices"][0]["finish_reason"]
+        )
     else:
         waiting = stack.ask(**options)
         assert stack.horde.reply(stack.await_job()["id"], "", **reply).status_code == 200
         choice = waiting.result(PATIENCE_SECONDS).json()["choices"][0]
-        content, reasoning = choice["message"]["content"], choice["message"].get("reasoning_content", "")
+        content, reasoning = (
+            choice["message"]["content"],
+            choice["message"].get("reasoning_content", ""),
+        )
         finish = choice["finish_reason"]
     assert (content, finish) == ("", "length")
     assert reasoning == ("Let me think" if shows_reasoning else "")
@@ -192,14 +228,23 @@ def test_fr_31_a_browser_may_call_and_reads_its_refusal(stack: FrontStack) -> No
     assert preflight.is_success
     assert preflight.headers["access-control-allow-origin"] in {"*", "https://page.example"}
     assert "POST" in preflight.headers["access-control-allow-methods"]
-    assert {"authorization", "content-type"} <= set(preflight.headers["access-control-allow-headers"].replace(" ", "").split(","))
-    refused = stack.call("POST", "/v1/chat/completions", json=build_body(), headers={"origin": "https://page.example"})
+    assert {"authorization", "content-type"} <= set(
+        preflight.headers["access-control-allow-headers"].replace(" ", "").split(",")
+    )
+    refused = stack.call(
+        "POST",
+        "/v1/chat/completions",
+        json=build_body(),
+        headers={"origin": "https://page.example"},
+    )
     assert refused.status_code == 401
     assert refused.headers["access-control-allow-origin"] in {"*", "https://page.example"}
 
 
 def test_35_stream_options_without_stream_are_accepted(stack: FrontStack) -> None:
-    payload, completion = serve(stack, json.dumps(build_body(stream_options={"include_usage": True})).encode())
+    payload, completion = serve(
+        stack, json.dumps(build_body(stream_options={"include_usage": True})).encode()
+    )
     assert "stream_progress" not in payload
     assert completion["usage"]["total_tokens"] > 0
 
@@ -229,7 +274,9 @@ def test_fr_19_text_parts_are_all_kept(stack: FrontStack) -> None:
 
 def test_fr_19_a_mebibyte_of_text_is_counted_over_all_messages(stack: FrontStack) -> None:
     text = "é" * (1024 * 1024 // 50 // 2)
-    messages = [{"role": "user", "content": [{"type": "text", "text": text}] * 5} for _ in range(10)]
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": text}] * 5} for _ in range(10)
+    ]
     messages.append({"role": "user", "content": "x" * (1024 * 1024 - 50 * len(text.encode()) + 1)})
     status, error = stack.refuse(messages=messages)
     assert (status, error["code"], error["param"]) == (400, "unsupported_value", "messages")
@@ -237,7 +284,11 @@ def test_fr_19_a_mebibyte_of_text_is_counted_over_all_messages(stack: FrontStack
 
 def test_fr_20_what_was_returned_in_one_turn_is_accepted_in_the_next(stack: FrontStack) -> None:
     first = stack.complete("Blue.", reply={"reasoning_content": "hm"})
-    turn = [{"role": "user", "content": "hi"}, first["choices"][0]["message"], {"role": "user", "content": "and now?"}]
+    turn = [
+        {"role": "user", "content": "hi"},
+        first["choices"][0]["message"],
+        {"role": "user", "content": "and now?"},
+    ]
     payload, _ = serve(stack, json.dumps(build_body(messages=turn)).encode())
     assert payload["messages"][1] == {"role": "assistant", "content": "Blue."}
 
@@ -277,11 +328,17 @@ def test_fr_33_keys_and_conversations_stay_private(stack: FrontStack) -> None:
     own.setLevel(logging.INFO)
     secret_key = stack.horde.requester_key
     said = [{"role": "user", "content": MARKER}]
-    private = {"messages": said, "user": MARKER, "metadata": {"a": MARKER}, "safety_identifier": MARKER}
+    private = {
+        "messages": said,
+        "user": MARKER,
+        "metadata": {"a": MARKER},
+        "safety_identifier": MARKER,
+    }
     answers = []
     try:
         answers += [
-            stack.post(build_body(**private | changes)) for changes in ({"n": 2}, {"model": "nobody/knows"}, {"seed": True})
+            stack.post(build_body(**private | changes))
+            for changes in ({"n": 2}, {"model": "nobody/knows"}, {"seed": True})
         ]
         answers.append(stack.post(build_body(**private), "KEYMARK-91c2"))
         answers.append(stack.call("GET", f"/v1/{MARKER}?{MARKER}"))
@@ -289,10 +346,17 @@ def test_fr_33_keys_and_conversations_stay_private(stack: FrontStack) -> None:
         answers.append(stack.post(build_body(**private, reasoning_effort="low")))
         waiting = stack.ask(**private)
         for number in range(3):
-            stack.horde.fault(stack.await_job(name=f"worker {number}")["id"], fault_reason=f"disk full on {MARKER}")
+            stack.horde.fault(
+                stack.await_job(name=f"worker {number}")["id"],
+                fault_reason=f"disk full on {MARKER}",
+            )
         answers.append(waiting.result(PATIENCE_SECONDS))
         stack.complete(f"{MARKER} too", **private)
-        wait_until(lambda: sum("horde.oai.request_done" in line for line in heard.lines) >= len(answers) + 1)
+        wait_until(
+            lambda: (
+                sum("horde.oai.request_done" in line for line in heard.lines) >= len(answers) + 1
+            )
+        )
     finally:
         own.removeHandler(heard)
         own.setLevel(level)
@@ -306,13 +370,25 @@ def test_fr_33_keys_and_conversations_stay_private(stack: FrontStack) -> None:
         assert secret not in lines
 
 
-def test_a_client_s_own_name_of_its_request_is_logged_and_its_platform_s_headers_are_ignored(stack: FrontStack) -> None:
+def test_a_client_s_own_name_of_its_request_is_logged_and_its_platform_s_headers_are_ignored(
+    stack: FrontStack,
+) -> None:
     heard, own = _Lines(), logging.getLogger("horde")
     level = own.level
     own.addHandler(heard)
     own.setLevel(logging.INFO)
-    ignored = {"openai-organization": "org-MARK", "openai-project": "MARK", "openai-beta": "MARK=v2", "api-version": "MARK"}
-    more = {"x-stainless-lang": "MARK", "http-referer": "https://MARK", "x-title": "MARK", "x-client-request-id": "trace-17"}
+    ignored = {
+        "openai-organization": "org-MARK",
+        "openai-project": "MARK",
+        "openai-beta": "MARK=v2",
+        "api-version": "MARK",
+    }
+    more = {
+        "x-stainless-lang": "MARK",
+        "http-referer": "https://MARK",
+        "x-title": "MARK",
+        "x-client-request-id": "trace-17",
+    }
     try:
         answer = stack.post(build_body(model="nobody/knows"), **ignored, **more)
         lines = wait_until(lambda: [line for line in heard.lines if '"trace-17"' in line])
@@ -338,10 +414,17 @@ def test_fr_44_a_lost_answer_is_not_queued_and_paid_twice(stack: FrontStack) -> 
     body = json.dumps(build_body(horde=horde)).encode()
     host, port = stack.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as client:
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {stack.horde.requester_key}\r\n"
+        head = (
+            "POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer"
+            f" {stack.horde.requester_key}\r\n"
+        )
         client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         wait_until(lambda: count_rows(WaitingPrompt) == 1)
-    again = [stack.ask(horde=horde), stack.ask(horde=horde, stream=True), stack.ask(horde=horde | {"max_kudos": 100_000})]
+    again = [
+        stack.ask(horde=horde),
+        stack.ask(horde=horde, stream=True),
+        stack.ask(horde=horde | {"max_kudos": 100_000}),
+    ]
     stack.horde.reply(stack.await_job()["id"])
     answers = [call.result(PATIENCE_SECONDS) for call in again]
     assert [answer.status_code for answer in answers] == [200, 200, 200]
@@ -354,7 +437,8 @@ def test_fr_44_a_lost_answer_is_not_queued_and_paid_twice(stack: FrontStack) -> 
     assert count_rows(WaitingPrompt) == 1
 
 
-# --- the process ------------------------------------------------------------------------------------------------------
+# --- the process
+# ------------------------------------------------------------------------------------------------------
 
 
 def run_process(environment: dict[str, str]) -> "subprocess.Popen[str]":
@@ -390,9 +474,13 @@ def test_the_command_serves_drains_and_ends(stack: FrontStack) -> None:
             assert process.poll() is None
             stack.horde.take_nothing()
             headers = {"authorization": f"Bearer {stack.horde.requester_key}"}
-            served = stack.threads.submit(client.post, "/v1/chat/completions", json=build_body(), headers=headers)
+            served = stack.threads.submit(
+                client.post, "/v1/chat/completions", json=build_body(), headers=headers
+            )
             job = stack.await_job()
-            left = stack.threads.submit(client.post, "/v1/chat/completions", json=build_body(), headers=headers)
+            left = stack.threads.submit(
+                client.post, "/v1/chat/completions", json=build_body(), headers=headers
+            )
             wait_until(lambda: count_rows(WaitingPrompt) == 2)
             process.send_signal(signal.SIGTERM)
             time.sleep(0.5)
@@ -400,13 +488,17 @@ def test_the_command_serves_drains_and_ends(stack: FrontStack) -> None:
             assert served.result(PATIENCE_SECONDS).status_code == 200
             answer = left.result(PATIENCE_SECONDS)
             assert (answer.status_code, get_error(answer)["code"]) == (503, "front_shutting_down")
-            wait_until(lambda: stack.horde.status(get_error(answer)["metadata"]["request_id"])["done"])
+            wait_until(
+                lambda: stack.horde.status(get_error(answer)["metadata"]["request_id"])["done"]
+            )
         assert process.wait(PATIENCE_SECONDS) == 0
     finally:
         process.kill()
         _, errors = process.communicate()
     events = [json.loads(line) for line in errors.splitlines()]
-    assert {"horde.oai.started", "horde.oai.no_passkey", "horde.oai.shutting_down"} <= {event["event"] for event in events}
+    assert {"horde.oai.started", "horde.oai.no_passkey", "horde.oai.shutting_down"} <= {
+        event["event"] for event in events
+    }
     assert stack.horde.requester_key not in errors
 
 
@@ -425,11 +517,14 @@ def test_the_command_refuses_what_it_cannot_read() -> None:
     assert "Traceback" not in errors
 
 
-# --- figures ----------------------------------------------------------------------------------------------------------
+# --- figures
+# ----------------------------------------------------------------------------------------------------------
 
 
 def test_deliveries_and_errors_are_counted(stack: FrontStack) -> None:
-    deliveries, errors, waits = (Counting(f"horde.oai.{name}") for name in ("completions", "errors", "wait_seconds"))
+    deliveries, errors, waits = (
+        Counting(f"horde.oai.{name}") for name in ("completions", "errors", "wait_seconds")
+    )
     stack.complete(max_tokens=4096)
     stack.refuse(n=2)
     stack.refuse(model="nobody/knows")
@@ -442,4 +537,7 @@ def test_deliveries_and_errors_are_counted(stack: FrontStack) -> None:
 
 
 def test_open_requests_are_shown(stack: FrontStack) -> None:
-    assert set(read_figures("horde.oai.open_requests")) == {frozenset({("stream", False)}), frozenset({("stream", True)})}
+    assert set(read_figures("horde.oai.open_requests")) == {
+        frozenset({("stream", False)}),
+        frozenset({("stream", True)}),
+    }

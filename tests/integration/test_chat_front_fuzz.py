@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Whatever is sent, the front refuses it in OpenAI's shape, at once, without a trace and without a word of it."""
+"""Whatever is sent, the front refuses it in OpenAI's shape, at once, without a trace and without a
+word of it.
+"""
 
 from collections.abc import Iterator
 from random import Random

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""The front's HTTP client on real sockets, before servers that answer byte for byte what a test says."""
+"""The front's HTTP client on real sockets, before servers that answer byte for byte what a test
+says.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -38,7 +40,9 @@ class Server:
         self.connection_count += 1
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
-                length = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0] or 0)
+                length = int(
+                    head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0] or 0
+                )
                 self.requests.append(head + await reader.readexactly(length))
                 answer = self.answers.pop(0)
                 if answer is None:
@@ -51,7 +55,11 @@ class Server:
         writer.close()
 
 
-def play(scene: Callable[[Server, HttpClient], Awaitable[None]], *answers: bytes | None, connections: int = 4) -> None:
+def play(
+    scene: Callable[[Server, HttpClient], Awaitable[None]],
+    *answers: bytes | None,
+    connections: int = 4,
+) -> None:
     async def run() -> None:
         async with asyncio.timeout(20), Server(*answers).running() as server:
             client = HttpClient(server.url, connections)
@@ -66,7 +74,9 @@ def play(scene: Callable[[Server, HttpClient], Awaitable[None]], *answers: bytes
 
 def test_calls_share_a_kept_connection() -> None:
     async def scene(server: Server, client: HttpClient) -> None:
-        assert await client.call(*GET) == HttpAnswer(200, {"content-length": "2", "x-one": "1"}, b"{}")
+        assert await client.call(*GET) == HttpAnswer(
+            200, {"content-length": "2", "x-one": "1"}, b"{}"
+        )
         await client.call("POST", "/v2/other", [], b"body")
         assert server.connection_count == 1
         host = server.url.removeprefix("http://").partition("/")[0].encode()
@@ -184,7 +194,9 @@ def test_a_header_that_would_be_two_is_not_sent(value: bytes) -> None:
     play(scene)
 
 
-@pytest.mark.parametrize(("value", "sent"), [("naïve".encode(), "naïve".encode()), (b"na\xefve", "naïve".encode())])
+@pytest.mark.parametrize(
+    ("value", "sent"), [("naïve".encode(), "naïve".encode()), (b"na\xefve", "naïve".encode())]
+)
 def test_a_header_beyond_ascii_stays_as_it_is(value: bytes, sent: bytes) -> None:
     async def scene(server: Server, client: HttpClient) -> None:
         await client.call("GET", "/", [(b"client-agent", value)])
@@ -206,7 +218,9 @@ def test_a_call_that_is_cut_short_takes_its_connection_with_it() -> None:
 
 def test_calls_wait_their_turn() -> None:
     async def scene(server: Server, client: HttpClient) -> None:
-        answers: Sequence[HttpAnswer] = await asyncio.gather(*(client.call(*GET) for _ in range(10)))
+        answers: Sequence[HttpAnswer] = await asyncio.gather(
+            *(client.call(*GET) for _ in range(10))
+        )
         assert [answer.content for answer in answers] == [b"{}"] * 10
         assert server.connection_count == 2
 

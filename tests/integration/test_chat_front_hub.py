@@ -60,7 +60,10 @@ async def await_connection(hub: RedisHub) -> None:
 
 
 def publish(client: Redis, request_id: str, event: str, **more: Any) -> None:
-    client.publish(f"horde:chat:{request_id}", json.dumps({"id": request_id, "event": event, "generations": 0} | more))
+    client.publish(
+        f"horde:chat:{request_id}",
+        json.dumps({"id": request_id, "event": event, "generations": 0} | more),
+    )
 
 
 async def take(subscription: RedisSubscription, count: int) -> list[ProgressEntry]:
@@ -102,7 +105,10 @@ def test_a_signal_is_heard_with_its_reason(url: str, client: Redis) -> None:
 
 def test_signals_of_others_and_nonsense_are_not_heard(url: str, client: Redis) -> None:
     async def play(hub: RedisHub) -> None:
-        async with hub.subscribe("a", with_progress=False) as subscription, hub.subscribe("b", with_progress=False) as other:
+        async with (
+            hub.subscribe("a", with_progress=False) as subscription,
+            hub.subscribe("b", with_progress=False) as other,
+        ):
             shapes = ("[]", "{}", '{"event": 1}', '{"event": []}', '{"event": {}}', "[" * 100_000)
             for text in ("no JSON", *shapes, '{"event": "reconnected"}', '{"event": "lost"}'):
                 client.publish("horde:chat:a", text)
@@ -114,7 +120,9 @@ def test_signals_of_others_and_nonsense_are_not_heard(url: str, client: Redis) -
 
 
 @pytest.mark.parametrize("name", ["parse_notice", "parse_progress_entry"])
-def test_what_nobody_foresaw_ends_no_listener(url: str, client: Redis, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_what_nobody_foresaw_ends_no_listener(
+    url: str, client: Redis, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     request_id = str(uuid4())
     parse, failed = getattr(hub_module, name), []
 
@@ -176,7 +184,9 @@ def test_a_stream_is_read_from_its_beginning(url: str, client: Redis) -> None:
 
     async def play(hub: RedisHub) -> None:
         async with hub.subscribe(request_id, with_progress=True) as subscription:
-            assert [entry.sequence for entry in await take(subscription, 100)] == list(range(1, 101))
+            assert [entry.sequence for entry in await take(subscription, 100)] == list(
+                range(1, 101)
+            )
 
     on_hub(url, play)
 
@@ -198,14 +208,18 @@ def test_an_entry_arrives_whole(url: str, client: Redis) -> None:
     on_hub(url, play)
 
 
-def test_a_stream_that_joins_a_blocked_read_is_noticed_at_once(url: str, client: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_that_joins_a_blocked_read_is_noticed_at_once(
+    url: str, client: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(hub_module, "BLOCK_SECONDS", 60.0)
     ids = [str(uuid4()) for _ in range(STREAMS_PER_READ)]
 
     async def play(hub: RedisHub) -> None:
         async with AsyncExitStack() as stack:
             for request_id in ids:
-                subscription = await stack.enter_async_context(hub.subscribe(request_id, with_progress=True))
+                subscription = await stack.enter_async_context(
+                    hub.subscribe(request_id, with_progress=True)
+                )
                 add_entry(client, request_id, 1, request_id)
                 assert [entry.content for entry in await take(subscription, 1)] == [request_id]
             assert len(hub._groups) == 1
@@ -213,7 +227,9 @@ def test_a_stream_that_joins_a_blocked_read_is_noticed_at_once(url: str, client:
     on_hub(url, play)
 
 
-def test_reads_that_cannot_be_ended_from_outside_are_short(url: str, client: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reads_that_cannot_be_ended_from_outside_are_short(
+    url: str, client: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def know_no_id(_connection: Any) -> None:
         return None
 
@@ -223,7 +239,9 @@ def test_reads_that_cannot_be_ended_from_outside_are_short(url: str, client: Red
     async def play(hub: RedisHub) -> None:
         async with AsyncExitStack() as stack:
             for request_id in ids:
-                subscription = await stack.enter_async_context(hub.subscribe(request_id, with_progress=True))
+                subscription = await stack.enter_async_context(
+                    hub.subscribe(request_id, with_progress=True)
+                )
                 add_entry(client, request_id, 1)
                 await take(subscription, 1)
 
@@ -235,21 +253,26 @@ def test_many_streams_share_few_connections(url: str, client: Redis) -> None:
 
     async def play(hub: RedisHub) -> None:
         async with AsyncExitStack() as stack:
-            subscriptions = [await stack.enter_async_context(hub.subscribe(name, with_progress=True)) for name in ids]
+            subscriptions = [
+                await stack.enter_async_context(hub.subscribe(name, with_progress=True))
+                for name in ids
+            ]
             assert [len(group) for group in hub._groups] == [STREAMS_PER_READ, STREAMS_PER_READ, 1]
             for seq in (1, 2, 3):
                 for request_id in ids:
                     add_entry(client, request_id, seq, request_id)
             for request_id, subscription in zip(ids, subscriptions, strict=True):
-                assert [(entry.sequence, entry.content) for entry in await take(subscription, 3)] == [
-                    (seq, request_id) for seq in (1, 2, 3)
-                ]
+                assert [
+                    (entry.sequence, entry.content) for entry in await take(subscription, 3)
+                ] == [(seq, request_id) for seq in (1, 2, 3)]
         assert [len(group) for group in hub._groups] == [0]
 
     on_hub(url, play)
 
 
-def test_a_reader_that_does_not_read_holds_up_nobody_and_is_kept_little_for(url: str, client: Redis) -> None:
+def test_a_reader_that_does_not_read_holds_up_nobody_and_is_kept_little_for(
+    url: str, client: Redis
+) -> None:
     slow_id, fast_id = str(uuid4()), str(uuid4())
 
     async def play(hub: RedisHub) -> None:
@@ -332,7 +355,8 @@ def test_a_server_that_hangs_is_lost(redis: OwnRedis) -> None:
             redis.freeze()
             assert (await hear(subscription)).kind is NoticeKind.LOST
             assert not await hub.is_reachable()
-            async with hub.subscribe("b", with_progress=True) as late:  # within a second, and without an error
+            # Within a second, and without an error.
+            async with hub.subscribe("b", with_progress=True) as late:
                 assert not late.is_healthy
                 redis.thaw()
                 assert (await hear(subscription)).kind is NoticeKind.RECONNECTED
@@ -389,7 +413,10 @@ def test_a_wrong_password_is_a_server_that_is_away(service_urls: ServiceAddresse
     wrong = f"{scheme}://:wrong@{rest.rpartition('@')[2]}/7"
 
     async def run() -> None:
-        async with running_hub(wrong) as hub, hub.subscribe("a", with_progress=True) as subscription:
+        async with (
+            running_hub(wrong) as hub,
+            hub.subscribe("a", with_progress=True) as subscription,
+        ):
             assert not subscription.is_healthy
             assert not await hub.is_reachable()
 

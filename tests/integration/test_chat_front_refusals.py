@@ -40,7 +40,8 @@ def count_requests() -> int:
     return count_rows(WaitingPrompt)
 
 
-# --- routes and headers -----------------------------------------------------------------------------------------------
+# --- routes and headers
+# -----------------------------------------------------------------------------------------------
 
 
 def test_2_a_get_of_completions_is_405_with_the_allowed_methods(stack: FrontStack) -> None:
@@ -79,10 +80,17 @@ def test_2_a_model_cannot_be_deleted(stack: FrontStack) -> None:
         ("GET", "/v1/nope", "Unknown request URL: GET /v1/nope."),
     ],
 )
-def test_3_and_4_an_unknown_route_is_404_with_a_pointer(stack: FrontStack, method: str, path: str, pointer: str) -> None:
+def test_3_and_4_an_unknown_route_is_404_with_a_pointer(
+    stack: FrontStack, method: str, path: str, pointer: str
+) -> None:
     answer = stack.call(method, f"{path}?key=MARKER-7f3a")
     error = get_error(answer)
-    assert (answer.status_code, error["type"], error["code"], error["param"]) == (404, "not_found_error", "unknown_url", None)
+    assert (answer.status_code, error["type"], error["code"], error["param"]) == (
+        404,
+        "not_found_error",
+        "unknown_url",
+        None,
+    )
     assert pointer in error["message"]
     assert f"{method} {path}" in error["message"]
     assert "MARKER" not in answer.text
@@ -113,7 +121,10 @@ def test_7_health_needs_no_key(stack: FrontStack) -> None:
     answer = stack.call("GET", "/health")
     assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
     ready = stack.call("GET", "/health/ready")
-    assert (ready.status_code, ready.json()) == (200, {"status": "ready", "native": True, "redis": False})
+    assert (ready.status_code, ready.json()) == (
+        200,
+        {"status": "ready", "native": True, "redis": False},
+    )
     assert stack.call("HEAD", "/health").content == b""
 
 
@@ -135,7 +146,11 @@ def test_8_a_preflight_allows_what_it_asks_for(stack: FrontStack) -> None:
 
 
 def test_8_errors_carry_the_origin_header(stack: FrontStack) -> None:
-    for method, path in (("POST", "/v1/chat/completions"), ("GET", "/v1/nope"), ("GET", "/v1/chat/completions")):
+    for method, path in (
+        ("POST", "/v1/chat/completions"),
+        ("GET", "/v1/nope"),
+        ("GET", "/v1/chat/completions"),
+    ):
         answer = stack.call(method, path, headers={"origin": "https://page.example"})
         assert answer.status_code >= 400
         assert answer.headers["access-control-allow-origin"] == "*"
@@ -144,11 +159,14 @@ def test_8_errors_carry_the_origin_header(stack: FrontStack) -> None:
 
 
 def test_a_trailing_slash_is_served_and_nothing_is_redirected(stack: FrontStack) -> None:
-    answer = stack.call("POST", "/v1/chat/completions/", content=b"{}", headers={"authorization": "Bearer k"})
+    answer = stack.call(
+        "POST", "/v1/chat/completions/", content=b"{}", headers={"authorization": "Bearer k"}
+    )
     assert (answer.status_code, get_error(answer)["code"]) == (400, "missing_required_parameter")
 
 
-# --- keys -------------------------------------------------------------------------------------------------------------
+# --- keys
+# -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -161,7 +179,9 @@ def test_a_trailing_slash_is_served_and_nothing_is_redirected(stack: FrontStack)
         {"apikey": ""},
     ],
 )
-def test_9_a_missing_key_is_401_before_the_body_is_read(stack: FrontStack, headers: dict[str, str]) -> None:
+def test_9_a_missing_key_is_401_before_the_body_is_read(
+    stack: FrontStack, headers: dict[str, str]
+) -> None:
     answer = stack.call("POST", "/v1/chat/completions", content=b"no json", headers=headers)
     error = get_error(answer)
     assert (answer.status_code, error["type"], error["code"], error["param"]) == (
@@ -179,7 +199,11 @@ def test_9_a_missing_key_is_401_before_the_body_is_read(stack: FrontStack, heade
 def test_10_an_unknown_key_is_401(stack: FrontStack, key: str) -> None:
     stack.horde.take_nothing()
     status, error = stack.refuse(key)
-    assert (status, error["type"], error["code"]) == (401, "authentication_error", "invalid_api_key")
+    assert (status, error["type"], error["code"]) == (
+        401,
+        "authentication_error",
+        "invalid_api_key",
+    )
     assert error["metadata"] == {"rc": "InvalidAPIKey"}
 
 
@@ -194,16 +218,26 @@ def test_10_the_sdk_does_not_retry_an_unknown_key(stack: FrontStack) -> None:
 
 def test_12_models_need_no_key(stack: FrontStack) -> None:
     assert stack.call("GET", "/v1/models").status_code == 200
-    assert stack.call("GET", "/v1/models", headers={"authorization": "Bearer nobody"}).status_code == 200
+    assert (
+        stack.call("GET", "/v1/models", headers={"authorization": "Bearer nobody"}).status_code
+        == 200
+    )
 
 
-def test_13_the_scheme_is_read_in_any_case_and_a_native_key_header_counts(stack: FrontStack) -> None:
-    for headers in ({"authorization": "bearer   nobody"}, {"authorization": "BEARER nobody"}, {"apikey": "nobody"}):
+def test_13_the_scheme_is_read_in_any_case_and_a_native_key_header_counts(
+    stack: FrontStack,
+) -> None:
+    for headers in (
+        {"authorization": "bearer   nobody"},
+        {"authorization": "BEARER nobody"},
+        {"apikey": "nobody"},
+    ):
         answer = stack.call("POST", "/v1/chat/completions", json=build_body(), headers=headers)
         assert get_error(answer)["code"] == "invalid_api_key"
 
 
-# --- keys of the body -------------------------------------------------------------------------------------------------
+# --- keys of the body
+# -------------------------------------------------------------------------------------------------
 
 REFUSED_BODIES: list[tuple[str, dict[str, Any], str, str | None]] = [
     ("14 no model", {"model": ...}, "missing_required_parameter", "model"),
@@ -227,12 +261,22 @@ REFUSED_BODIES: list[tuple[str, dict[str, Any], str, str | None]] = [
     ("21 unknown key", {"nonsense": 1}, "unsupported_parameter", "nonsense"),
     ("22 top_k", {"top_k": 40}, "unsupported_parameter", "top_k"),
     ("22 min_p", {"min_p": 0.05}, "unsupported_parameter", "min_p"),
-    ("22 repetition_penalty", {"repetition_penalty": 1.1}, "unsupported_parameter", "repetition_penalty"),
+    (
+        "22 repetition_penalty",
+        {"repetition_penalty": 1.1},
+        "unsupported_parameter",
+        "repetition_penalty",
+    ),
     ("23 functions", {"functions": [{"name": "f"}]}, "unsupported_parameter", "functions"),
     ("23 function_call", {"function_call": "auto"}, "unsupported_parameter", "function_call"),
     ("24 audio", {"audio": {}}, "unsupported_parameter", "audio"),
     ("24 prediction", {"prediction": {}}, "unsupported_parameter", "prediction"),
-    ("24 web_search_options", {"web_search_options": {}}, "unsupported_parameter", "web_search_options"),
+    (
+        "24 web_search_options",
+        {"web_search_options": {}},
+        "unsupported_parameter",
+        "web_search_options",
+    ),
     ("24 moderation", {"moderation": {}}, "unsupported_parameter", "moderation"),
     ("25 two limits", {"max_completion_tokens": 65}, "conflicting_parameters", "max_tokens"),
     ("27 too few tokens", {"max_tokens": 8}, "integer_below_min_value", "max_tokens"),
@@ -257,28 +301,86 @@ REFUSED_BODIES: list[tuple[str, dict[str, Any], str, str | None]] = [
     ("stop too many", {"stop": [str(number) for number in range(129)]}, "invalid_value", "stop"),
     ("stop too long", {"stop": "x" * 2001}, "invalid_value", "stop"),
     ("stream", {"stream": 1}, "invalid_type", "stream"),
-    ("stream_options", {"stream_options": {"nonsense": True}}, "unsupported_parameter", "stream_options.nonsense"),
-    ("stream_options type", {"stream_options": {"include_usage": 1}}, "invalid_type", "stream_options.include_usage"),
+    (
+        "stream_options",
+        {"stream_options": {"nonsense": True}},
+        "unsupported_parameter",
+        "stream_options.nonsense",
+    ),
+    (
+        "stream_options type",
+        {"stream_options": {"include_usage": 1}},
+        "invalid_type",
+        "stream_options.include_usage",
+    ),
     ("reasoning_effort", {"reasoning_effort": "huge"}, "invalid_value", "reasoning_effort"),
-    ("include_reasoning", {"include_reasoning": True}, "unsupported_parameter", "include_reasoning"),
+    (
+        "include_reasoning",
+        {"include_reasoning": True},
+        "unsupported_parameter",
+        "include_reasoning",
+    ),
     ("32 horde", {"horde": {"nonsense": 1}}, "unsupported_parameter", "horde.nonsense"),
     ("horde type", {"horde": []}, "invalid_type", "horde"),
     ("horde member type", {"horde": {"max_kudos": "1"}}, "invalid_type", "horde.max_kudos"),
-    ("horde member value", {"horde": {"context_fit": "ignore"}}, "invalid_value", "horde.context_fit"),
-    ("horde conflict", {"horde": {"only": ["a"], "ignore": ["b"]}}, "conflicting_parameters", "horde.only"),
-    ("horde operation key", {"horde": {"operation_key": "string"}}, "invalid_value", "horde.operation_key"),
-    ("horde context of the API", {"horde": {"max_context_length": 8}}, "invalid_value", "horde.max_context_length"),
-    ("dry run of a stream", {"stream": True, "horde": {"dry_run": True}}, "conflicting_parameters", "horde.dry_run"),
-    ("44 tool_choice", {"tool_choice": "auto"}, "conflicting_parameters", "tool_choice"),
-    ("44 no tools", {"tool_choice": "required", "tools": [], "stream": True}, "conflicting_parameters", "tool_choice"),
-    ("parallel_tool_calls", {"parallel_tool_calls": False}, "conflicting_parameters", "parallel_tool_calls"),
     (
-        "undeclared function",
-        {"tools": [build_tool()], "tool_choice": {"type": "function", "function": {"name": "other"}}},
+        "horde member value",
+        {"horde": {"context_fit": "ignore"}},
+        "invalid_value",
+        "horde.context_fit",
+    ),
+    (
+        "horde conflict",
+        {"horde": {"only": ["a"], "ignore": ["b"]}},
+        "conflicting_parameters",
+        "horde.only",
+    ),
+    (
+        "horde operation key",
+        {"horde": {"operation_key": "string"}},
+        "invalid_value",
+        "horde.operation_key",
+    ),
+    (
+        "horde context of the API",
+        {"horde": {"max_context_length": 8}},
+        "invalid_value",
+        "horde.max_context_length",
+    ),
+    (
+        "dry run of a stream",
+        {"stream": True, "horde": {"dry_run": True}},
+        "conflicting_parameters",
+        "horde.dry_run",
+    ),
+    ("44 tool_choice", {"tool_choice": "auto"}, "conflicting_parameters", "tool_choice"),
+    (
+        "44 no tools",
+        {"tool_choice": "required", "tools": [], "stream": True},
         "conflicting_parameters",
         "tool_choice",
     ),
-    ("too many tools", {"tools": [build_tool(f"f{number}") for number in range(129)]}, "unsupported_value", "tools"),
+    (
+        "parallel_tool_calls",
+        {"parallel_tool_calls": False},
+        "conflicting_parameters",
+        "parallel_tool_calls",
+    ),
+    (
+        "undeclared function",
+        {
+            "tools": [build_tool()],
+            "tool_choice": {"type": "function", "function": {"name": "other"}},
+        },
+        "conflicting_parameters",
+        "tool_choice",
+    ),
+    (
+        "too many tools",
+        {"tools": [build_tool(f"f{number}") for number in range(129)]},
+        "unsupported_value",
+        "tools",
+    ),
     (
         "tool without name",
         {"tools": [{"type": "function", "function": {}}]},
@@ -287,7 +389,14 @@ REFUSED_BODIES: list[tuple[str, dict[str, Any], str, str | None]] = [
     ),
     (
         "45 strict function",
-        {"tools": [build_tool(), build_tool("strict_one", strict=True, parameters={"type": "object", "properties": {}})]},
+        {
+            "tools": [
+                build_tool(),
+                build_tool(
+                    "strict_one", strict=True, parameters={"type": "object", "properties": {}}
+                ),
+            ]
+        },
         "invalid_function_parameters",
         "tools[1].function.parameters",
     ),
@@ -296,13 +405,22 @@ REFUSED_BODIES: list[tuple[str, dict[str, Any], str, str | None]] = [
         {
             "response_format": {
                 "type": "json_schema",
-                "json_schema": {"name": "colour", "strict": True, "schema": {"type": "object", "properties": {}}},
+                "json_schema": {
+                    "name": "colour",
+                    "strict": True,
+                    "schema": {"type": "object", "properties": {}},
+                },
             }
         },
         "invalid_json_schema",
         "response_format",
     ),
-    ("unknown format", {"response_format": {"type": "xml"}}, "invalid_value", "response_format.type"),
+    (
+        "unknown format",
+        {"response_format": {"type": "xml"}},
+        "invalid_value",
+        "response_format.type",
+    ),
     (
         "json guard",
         {"response_format": {"type": "json_object"}, "horde": {"openai_guards": True}},
@@ -313,11 +431,20 @@ REFUSED_BODIES: list[tuple[str, dict[str, Any], str, str | None]] = [
 
 
 @pytest.mark.parametrize(
-    ("changes", "code", "param"), [row[1:] for row in REFUSED_BODIES], ids=[row[0] for row in REFUSED_BODIES]
+    ("changes", "code", "param"),
+    [row[1:] for row in REFUSED_BODIES],
+    ids=[row[0] for row in REFUSED_BODIES],
 )
-def test_a_key_at_fault_is_named(stack: FrontStack, changes: dict[str, Any], code: str, param: str | None) -> None:
+def test_a_key_at_fault_is_named(
+    stack: FrontStack, changes: dict[str, Any], code: str, param: str | None
+) -> None:
     status, error = stack.refuse(**changes)
-    assert (status, error["type"], error["code"], error["param"]) == (400, "invalid_request_error", code, param)
+    assert (status, error["type"], error["code"], error["param"]) == (
+        400,
+        "invalid_request_error",
+        code,
+        param,
+    )
     assert count_requests() == 0
 
 
@@ -325,45 +452,105 @@ REFUSED_MESSAGES: list[tuple[str, list[Any], str, str]] = [
     ("no messages", [], "invalid_value", "messages"),
     ("too many", [USER] * 1025, "unsupported_value", "messages"),
     ("no object", ["hi"], "invalid_type", "messages[0]"),
-    ("43 function", [USER, {"role": "function", "content": "x"}], "unsupported_value", "messages[1].role"),
+    (
+        "43 function",
+        [USER, {"role": "function", "content": "x"}],
+        "unsupported_value",
+        "messages[1].role",
+    ),
     ("unknown role", [{"role": "banana", "content": "x"}], "unsupported_value", "messages[0].role"),
     ("no role", [{"content": "x"}], "missing_required_parameter", "messages[0].role"),
     ("no content", [{"role": "user"}], "missing_required_parameter", "messages[0].content"),
-    ("null content", [{"role": "assistant", "content": None}], "missing_required_parameter", "messages[0].content"),
+    (
+        "null content",
+        [{"role": "assistant", "content": None}],
+        "missing_required_parameter",
+        "messages[0].content",
+    ),
     ("number", [{"role": "user", "content": 5}], "invalid_type", "messages[0].content"),
-    ("calls of a user", [USER | {"tool_calls": [build_call()]}], "unsupported_parameter", "messages[0].tool_calls"),
-    ("refusal", [USER, {"role": "assistant", "content": "a", "refusal": "no"}], "unsupported_parameter", "messages[1].refusal"),
+    (
+        "calls of a user",
+        [USER | {"tool_calls": [build_call()]}],
+        "unsupported_parameter",
+        "messages[0].tool_calls",
+    ),
+    (
+        "refusal",
+        [USER, {"role": "assistant", "content": "a", "refusal": "no"}],
+        "unsupported_parameter",
+        "messages[1].refusal",
+    ),
     (
         "function_call",
-        [USER, {"role": "assistant", "content": "a", "function_call": {"name": "f", "arguments": ""}}],
+        [
+            USER,
+            {"role": "assistant", "content": "a", "function_call": {"name": "f", "arguments": ""}},
+        ],
         "unsupported_parameter",
         "messages[1].function_call",
     ),
     (
         "42 audio part",
-        [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "input_audio", "input_audio": {}}]}],
+        [
+            {
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": "a"},
+                    {"type": "input_audio", "input_audio": {}},
+                ],
+            }
+        ],
         "unsupported_value",
         "messages[0].content[1].type",
     ),
     (
         "image of the system",
-        [{"role": "system", "content": [{"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}]}],
+        [
+            {
+                "role": "system",
+                "content": [
+                    {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
+                ],
+            }
+        ],
         "unsupported_value",
         "messages[0].content[0].type",
     ),
     (
         "image detail",
-        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://example.com/a.png", "detail": "x"}}]}],
+        [
+            {
+                "role": "user",
+                "content": [
+                    {
+                        "type": "image_url",
+                        "image_url": {"url": "https://example.com/a.png", "detail": "x"},
+                    }
+                ],
+            }
+        ],
         "invalid_value",
         "messages[0].content[0].image_url.detail",
     ),
     (
         "too many images",
-        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}] * 21}],
+        [
+            {
+                "role": "user",
+                "content": (
+                    [{"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}] * 21
+                ),
+            }
+        ],
         "too_many_images",
         "messages",
     ),
-    ("too much text", [{"role": "user", "content": "x" * (1024 * 1024 + 1)}], "unsupported_value", "messages"),
+    (
+        "too much text",
+        [{"role": "user", "content": "x" * (1024 * 1024 + 1)}],
+        "unsupported_value",
+        "messages",
+    ),
     (
         "40 unknown id",
         [
@@ -374,7 +561,12 @@ REFUSED_MESSAGES: list[tuple[str, list[Any], str, str]] = [
         "invalid_value",
         "messages[2].tool_call_id",
     ),
-    ("41 unanswered", [USER, {"role": "assistant", "content": None, "tool_calls": [build_call()]}], "invalid_value", "messages"),
+    (
+        "41 unanswered",
+        [USER, {"role": "assistant", "content": None, "tool_calls": [build_call()]}],
+        "invalid_value",
+        "messages",
+    ),
     (
         "user in between",
         [USER, {"role": "assistant", "content": None, "tool_calls": [build_call()]}, USER],
@@ -401,15 +593,29 @@ REFUSED_MESSAGES: list[tuple[str, list[Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("messages", "code", "param"), [row[1:] for row in REFUSED_MESSAGES], ids=list_names(REFUSED_MESSAGES))
-def test_a_message_at_fault_is_named_with_its_path(stack: FrontStack, messages: list[Any], code: str, param: str) -> None:
+@pytest.mark.parametrize(
+    ("messages", "code", "param"),
+    [row[1:] for row in REFUSED_MESSAGES],
+    ids=list_names(REFUSED_MESSAGES),
+)
+def test_a_message_at_fault_is_named_with_its_path(
+    stack: FrontStack, messages: list[Any], code: str, param: str
+) -> None:
     status, error = stack.refuse(messages=messages)
-    assert (status, error["type"], error["code"], error["param"]) == (400, "invalid_request_error", code, param)
+    assert (status, error["type"], error["code"], error["param"]) == (
+        400,
+        "invalid_request_error",
+        code,
+        param,
+    )
 
 
 def test_41_the_missing_answer_is_named_in_the_message(stack: FrontStack) -> None:
     _, error = stack.refuse(
-        messages=[USER, {"role": "assistant", "content": None, "tool_calls": [build_call(call_id="call_77")]}]
+        messages=[
+            USER,
+            {"role": "assistant", "content": None, "tool_calls": [build_call(call_id="call_77")]},
+        ]
     )
     assert "call_77" in error["message"]
 
@@ -420,18 +626,31 @@ def test_22_the_neutral_value_of_a_sampler_is_named(stack: FrontStack) -> None:
     assert "reasoning_effort" in stack.refuse(reasoning={"effort": "low"})[1]["message"]
 
 
-@pytest.mark.parametrize("data", [b"", b"hi", b"{", b"[]", b"null", b'"hi"', b"\xff\xfe{}", b'{"model": NaN}', b"[" * 100_000])
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"hi", b"{", b"[]", b"null", b'"hi"', b"\xff\xfe{}", b'{"model": NaN}', b"[" * 100_000],
+)
 def test_31_a_body_that_is_no_json_object_is_refused(stack: FrontStack, data: bytes) -> None:
     answer = stack.post(data, **{"content-type": "text/plain"})
     assert (answer.status_code, get_error(answer)["code"]) == (400, "invalid_json")
 
 
 @pytest.mark.parametrize(
-    ("data", "code"), [(b'{"model": "a\\u0000"}', "invalid_value"), (b'{"model": "\\ud800"}', "invalid_prompt_encoding")]
+    ("data", "code"),
+    [
+        (b'{"model": "a\\u0000"}', "invalid_value"),
+        (b'{"model": "\\ud800"}', "invalid_prompt_encoding"),
+    ],
 )
-def test_characters_that_cannot_be_stored_are_refused(stack: FrontStack, data: bytes, code: str) -> None:
+def test_characters_that_cannot_be_stored_are_refused(
+    stack: FrontStack, data: bytes, code: str
+) -> None:
     answer = stack.post(data)
-    assert (answer.status_code, get_error(answer)["code"], get_error(answer)["param"]) == (400, code, None)
+    assert (answer.status_code, get_error(answer)["code"], get_error(answer)["param"]) == (
+        400,
+        code,
+        None,
+    )
 
 
 def test_the_first_key_at_fault_in_body_order_is_reported(stack: FrontStack) -> None:
@@ -450,22 +669,38 @@ def test_a_compressed_body_is_415_unread(stack: FrontStack) -> None:
     bomb = gzip.compress(b" " * (8 * 1024 * 1024))
     answer = stack.post(bomb, **{"content-encoding": "gzip"})
     assert (answer.status_code, get_error(answer)["code"]) == (415, "unsupported_content_encoding")
-    assert stack.post(json.dumps(build_body(n=2)).encode(), **{"content-encoding": "identity"}).status_code == 400
+    assert (
+        stack.post(
+            json.dumps(build_body(n=2)).encode(), **{"content-encoding": "identity"}
+        ).status_code
+        == 400
+    )
 
 
 def test_a_body_over_the_bound_is_413(stack: FrontStack) -> None:
     data = b'{"model": "' + b"x" * (36 * 1024 * 1024) + b'"}'
     answer = stack.post(data)
     error = get_error(answer)
-    assert (answer.status_code, error["type"], error["code"]) == (413, "invalid_request_error", "request_too_large")
+    assert (answer.status_code, error["type"], error["code"]) == (
+        413,
+        "invalid_request_error",
+        "request_too_large",
+    )
     chunked = (data[start : start + (1 << 20)] for start in range(0, len(data), 1 << 20))
-    answer = stack.call("POST", "/v1/chat/completions", content=chunked, headers={"authorization": "Bearer key"})
+    answer = stack.call(
+        "POST", "/v1/chat/completions", content=chunked, headers={"authorization": "Bearer key"}
+    )
     assert (answer.status_code, get_error(answer)["code"]) == (413, "request_too_large")
 
 
 def test_80_an_unknown_model_is_404_and_not_retried(stack: FrontStack) -> None:
     status, error = stack.refuse(model="nobody/knows")
-    assert (status, error["type"], error["code"], error["param"]) == (404, "not_found_error", "model_not_found", "model")
+    assert (status, error["type"], error["code"], error["param"]) == (
+        404,
+        "not_found_error",
+        "model_not_found",
+        "model",
+    )
     assert error["metadata"] == {"rc": "UnknownChatModel"}
     _, error = stack.refuse(model=None, models=["nobody/knows", "nobody/knows-b"])
     assert (error["code"], error["param"]) == ("model_not_found", "models[0]")

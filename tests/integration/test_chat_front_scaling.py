@@ -17,7 +17,9 @@ STREAMS_OF_A_FRONT = 40  # more than one read of Redis waits for
 
 @pytest.fixture(scope="module")
 def stack(service_urls: ServiceAddresses) -> Iterator[FrontStack]:
-    with run_front_stack(service_urls, "front_scaling", redis_url=f"{service_urls.redis_url}/7") as stack:
+    with run_front_stack(
+        service_urls, "front_scaling", redis_url=f"{service_urls.redis_url}/7"
+    ) as stack:
         yield stack
 
 
@@ -36,7 +38,10 @@ def second_url(stack: FrontStack) -> Iterator[str]:
 def test_a_request_is_followed_through_both_fronts(stack: FrontStack, second_url: str) -> None:
     stack.horde.take_nothing()
     key = {"idempotency-key": str(uuid4())}
-    with OpenStream(stack, headers=key) as first, OpenStream(stack, url=second_url, headers=key) as second:
+    with (
+        OpenStream(stack, headers=key) as first,
+        OpenStream(stack, url=second_url, headers=key) as second,
+    ):
         job = stack.await_job()
         post_progress(stack, job["id"], "Bl")
         for stream in (first, second):
@@ -48,7 +53,9 @@ def test_a_request_is_followed_through_both_fronts(stack: FrontStack, second_url
         assert second.finish().join() == "Blue."
 
 
-def test_each_stream_of_either_front_brings_its_own_text(stack: FrontStack, second_url: str) -> None:
+def test_each_stream_of_either_front_brings_its_own_text(
+    stack: FrontStack, second_url: str
+) -> None:
     stack.horde.take_nothing(threads=30)
     with ExitStack() as streams:
         opened: list[tuple[OpenStream, str]] = []

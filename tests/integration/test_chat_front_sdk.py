@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""OpenAI's own Python SDK against the front with Redis: streams, errors in them, and signals that end a wait.
+"""OpenAI's own Python SDK against the front with Redis: streams, errors in them, and signals that
+end a wait.
 
 Numbers are those of the front's checklist.
 """
@@ -38,7 +39,9 @@ def _anew(stack: FrontStack) -> None:
 
 @pytest.fixture
 def client(stack: FrontStack) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{stack.url}/v1", api_key=stack.horde.requester_key, max_retries=0) as client:
+    with openai.OpenAI(
+        base_url=f"{stack.url}/v1", api_key=stack.horde.requester_key, max_retries=0
+    ) as client:
         yield client
 
 
@@ -65,12 +68,18 @@ def test_73_the_stream_helper_assembles_the_message_of_the_plain_call(
     stack: FrontStack, client: openai.OpenAI, with_calls: bool
 ) -> None:
     declared = {"chat_features": ["prompt_overflow_refused", "tools"]}
-    reply = {"tool_calls": [build_call(), build_call(call_id="call_2")], "finish_reason": "tool_calls"} if with_calls else {}
+    reply = (
+        {"tool_calls": [build_call(), build_call(call_id="call_2")], "finish_reason": "tool_calls"}
+        if with_calls
+        else {}
+    )
     content = None if with_calls else "Blue, or green."
     asked = {"model": MODEL, "messages": MESSAGES, "tools": [build_tool()]}
 
     def stream() -> openai.types.chat.ChatCompletion:
-        with client.chat.completions.stream(**asked, stream_options={"include_usage": True}) as events:
+        with client.chat.completions.stream(
+            **asked, stream_options={"include_usage": True}
+        ) as events:
             for _ in events:
                 pass
             return events.get_final_completion()
@@ -86,14 +95,20 @@ def test_73_the_stream_helper_assembles_the_message_of_the_plain_call(
         answers.append(waiting.result(PATIENCE_SECONDS))
     plain, streamed = (answer.choices[0] for answer in answers)
     assert streamed.message.content == (plain.message.content or "")
-    assert [(call.id, call.function.name, call.function.arguments) for call in streamed.message.tool_calls or []] == [
-        (call.id, call.function.name, call.function.arguments) for call in plain.message.tool_calls or []
+    assert [
+        (call.id, call.function.name, call.function.arguments)
+        for call in streamed.message.tool_calls or []
+    ] == [
+        (call.id, call.function.name, call.function.arguments)
+        for call in plain.message.tool_calls or []
     ]
     assert streamed.finish_reason == plain.finish_reason
     assert answers[0].usage == answers[1].usage
 
 
-def test_74_a_failure_in_an_open_stream_raises_with_its_code(stack: FrontStack, client: openai.OpenAI) -> None:
+def test_74_a_failure_in_an_open_stream_raises_with_its_code(
+    stack: FrontStack, client: openai.OpenAI
+) -> None:
     stack.horde.take_nothing()
 
     def read() -> list[str]:

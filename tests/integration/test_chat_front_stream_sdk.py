@@ -12,7 +12,13 @@ import pytest
 
 from devtools.services import ServiceAddresses
 from tests.integration._fake_chat_worker import MODEL, build_call, build_tool, start_anew
-from tests.integration.chat_front import PATIENCE_SECONDS, FrontStack, build_body, run_front_stack, wait_until
+from tests.integration.chat_front import (
+    PATIENCE_SECONDS,
+    FrontStack,
+    build_body,
+    run_front_stack,
+    wait_until,
+)
 from tests.integration.front_streams import post_progress
 from tests.integration.instruments import Counting
 
@@ -21,7 +27,9 @@ TOOL_FEATURES = ["prompt_overflow_refused", "tools"]
 
 @pytest.fixture(scope="module")
 def stack(service_urls: ServiceAddresses) -> Iterator[FrontStack]:
-    with run_front_stack(service_urls, "front_stream_sdk", redis_url=f"{service_urls.redis_url}/7") as stack:
+    with run_front_stack(
+        service_urls, "front_stream_sdk", redis_url=f"{service_urls.redis_url}/7"
+    ) as stack:
         yield stack
 
 
@@ -30,7 +38,9 @@ def client(stack: FrontStack) -> Iterator[openai.OpenAI]:
     start_anew()
     stack.horde.take_nothing(chat_features=TOOL_FEATURES)
     with httpx.Client(trust_env=False, timeout=PATIENCE_SECONDS) as http:
-        yield openai.OpenAI(base_url=f"{stack.url}/v1", api_key=stack.horde.requester_key, http_client=http)
+        yield openai.OpenAI(
+            base_url=f"{stack.url}/v1", api_key=stack.horde.requester_key, http_client=http
+        )
 
 
 def assemble(stack: FrontStack, client: openai.OpenAI, **changes: Any) -> "Future[Any]":
@@ -68,24 +78,38 @@ def test_73_the_stream_helper_assembles_what_the_plain_call_answers(
     assert (assembled.model, assembled.system_fingerprint) == (MODEL, plain["system_fingerprint"])
     # The message may be sent back as it is.
     again = stack.ask(
-        messages=[{"role": "user", "content": "And?"}, json.loads(message.to_json()), {"role": "user", "content": "?"}]
+        messages=[
+            {"role": "user", "content": "And?"},
+            json.loads(message.to_json()),
+            {"role": "user", "content": "?"},
+        ]
     )
     stack.horde.reply(stack.await_job(**pop)["id"])
     assert again.result(PATIENCE_SECONDS).status_code == 200
 
 
-def test_73_the_stream_helper_assembles_tool_calls(stack: FrontStack, client: openai.OpenAI) -> None:
+def test_73_the_stream_helper_assembles_tool_calls(
+    stack: FrontStack, client: openai.OpenAI
+) -> None:
     calls = [build_call(), build_call(call_id="call_2", arguments='{"city":"Paris"}')]
     reading = assemble(stack, client, tools=[build_tool()])
     job = stack.await_job(chat_features=TOOL_FEATURES)
     stack.horde.reply(job["id"], None, tool_calls=calls, finish_reason="tool_calls")
     choice = reading.result(PATIENCE_SECONDS).choices[0]
     assert choice.finish_reason == "tool_calls"
-    made = [(call.id, call.type, call.function.name, call.function.arguments) for call in choice.message.tool_calls]
-    assert made == [(call["id"], "function", call["function"]["name"], call["function"]["arguments"]) for call in calls]
+    made = [
+        (call.id, call.type, call.function.name, call.function.arguments)
+        for call in choice.message.tool_calls
+    ]
+    assert made == [
+        (call["id"], "function", call["function"]["name"], call["function"]["arguments"])
+        for call in calls
+    ]
 
 
-def test_74_a_failure_in_an_open_stream_is_raised_with_its_code(stack: FrontStack, client: openai.OpenAI) -> None:
+def test_74_a_failure_in_an_open_stream_is_raised_with_its_code(
+    stack: FrontStack, client: openai.OpenAI
+) -> None:
     def read() -> list[Any]:
         return list(client.chat.completions.create(**build_body(), stream=True))
 
@@ -100,7 +124,9 @@ def test_74_a_failure_in_an_open_stream_is_raised_with_its_code(stack: FrontStac
     assert (raised.value.code, raised.value.type) == ("stream_diverged", "server_error")
 
 
-def test_72_a_refused_stream_raises_the_error_of_its_status(stack: FrontStack, client: openai.OpenAI) -> None:
+def test_72_a_refused_stream_raises_the_error_of_its_status(
+    stack: FrontStack, client: openai.OpenAI
+) -> None:
     with pytest.raises(openai.NotFoundError) as raised:
         client.chat.completions.create(**build_body(model="nobody/knows-it"), stream=True)
     assert raised.value.code == "model_not_found"

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Streams while time passes and things break: silence, budgets, slow readers, a lost Redis, a restarted API."""
+"""Streams while time passes and things break: silence, budgets, slow readers, a lost Redis, a
+restarted API.
+"""
 
 import threading
 import time
@@ -16,7 +18,14 @@ from devtools.services import ServiceAddresses
 from horde.oai import hub as hub_module
 from horde.oai import streaming
 from tests.integration._fake_chat_worker import Body, start_anew
-from tests.integration.chat_front import FrontStack, build_client, run_front, run_front_stack, run_native, wait_until
+from tests.integration.chat_front import (
+    FrontStack,
+    build_client,
+    run_front,
+    run_front_stack,
+    run_native,
+    wait_until,
+)
 from tests.integration.front_streams import OpenStream, list_request_ids, post_progress
 from tests.integration.instruments import Counting
 from tests.integration.own_redis import add_entry
@@ -76,7 +85,8 @@ def test_71_silence_is_filled_with_comments(stack: FrontStack) -> None:
     stream, job = open_stream(stack)
     with stream:
         stream.await_that(lambda opened: len(opened.comments) >= 3)
-        assert set(stream.lines) == {": keep-alive", ""}  # no chunk before there is a reply to describe
+        # No chunk before there is a reply to describe.
+        assert set(stream.lines) == {": keep-alive", ""}
         assert stream.lines[1::2] == [""] * len(stream.comments)
         post_progress(stack, job["id"], "Bl")
         stream.await_text("Bl")
@@ -119,8 +129,13 @@ def test_a_defect_in_an_open_stream_is_an_event_that_names_the_request(
     wait_until(lambda: stack.horde.status(request_id)["done"])
 
 
-def test_a_stream_does_not_open_before_its_first_status_was_judged(stack: FrontStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    with held_back(stack, monkeypatch, "GET") as let_go, OpenStream(stack, reasoning_effort="low") as stream:
+def test_a_stream_does_not_open_before_its_first_status_was_judged(
+    stack: FrontStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        held_back(stack, monkeypatch, "GET") as let_go,
+        OpenStream(stack, reasoning_effort="low") as stream,
+    ):
         time.sleep(0.6)  # past the moment at which it would open
         assert stream.status is None
         let_go()
@@ -128,8 +143,12 @@ def test_a_stream_does_not_open_before_its_first_status_was_judged(stack: FrontS
 
 
 @contextmanager
-def held_back(stack: FrontStack, monkeypatch: pytest.MonkeyPatch, method: str) -> Iterator[Callable[[], None]]:
-    """Hold the API's answers to status calls with a method back until the yielded function is called."""
+def held_back(
+    stack: FrontStack, monkeypatch: pytest.MonkeyPatch, method: str
+) -> Iterator[Callable[[], None]]:
+    """Hold the API's answers to status calls with a method back until the yielded function is
+    called.
+    """
     free = threading.Event()
 
     def wait(environ: dict[str, Any], start_response: Any) -> Any:
@@ -190,7 +209,9 @@ def flood(redis: Redis, request_id: str) -> str:
     return text * 150
 
 
-def test_a_client_that_does_not_read_holds_up_nobody_and_gets_it_all_later(stack: FrontStack, redis: Redis) -> None:
+def test_a_client_that_does_not_read_holds_up_nobody_and_gets_it_all_later(
+    stack: FrontStack, redis: Redis
+) -> None:
     with another_front(stack, keepalive_seconds=60.0) as patient, OpenStream(patient) as slow:
         slow.stop_reading()
         slow_job = stack.await_job()
@@ -205,7 +226,8 @@ def test_a_client_that_does_not_read_holds_up_nobody_and_gets_it_all_later(stack
         slow.read_on()
         slow.await_that(lambda opened: sum(map(len, opened.lines)) > len(whole))
         stack.horde.reply(slow_job["id"], "Not that.")
-        assert slow.finish_with_error()["code"] == "generation_restarted"  # the flood names another worker
+        # The flood names another worker.
+        assert slow.finish_with_error()["code"] == "generation_restarted"
     assert slow.join() == whole
 
 
@@ -229,20 +251,26 @@ def test_a_client_that_never_reads_is_given_up_after_the_budget(
 
 
 @contextmanager
-def gated_front(stack: FrontStack, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[FrontStack, TcpGate]]:
+def gated_front(
+    stack: FrontStack, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[FrontStack, TcpGate]]:
     """A front whose way to Redis can be cut."""
     monkeypatch.setattr(hub_module, "RETRY_SECONDS", 0.1)
     assert stack.config.redis_url is not None
     gate = TcpGate(stack.config.redis_url)
     address = stack.config.redis_url.rpartition("@")
     try:
-        with another_front(stack, redis_url=f"{address[0]}@127.0.0.1:{gate.port}/7", poll_seconds=0.5) as front:
+        with another_front(
+            stack, redis_url=f"{address[0]}@127.0.0.1:{gate.port}/7", poll_seconds=0.5
+        ) as front:
             yield front, gate
     finally:
         gate.close()
 
 
-def test_a_stream_survives_the_loss_of_redis(stack: FrontStack, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_survives_the_loss_of_redis(
+    stack: FrontStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with gated_front(stack, monkeypatch) as (front, gate):
         stream, job = open_stream(front)
         with stream:
@@ -254,7 +282,9 @@ def test_a_stream_survives_the_loss_of_redis(stack: FrontStack, monkeypatch: pyt
             assert stream.finish().join() == "One, two."
 
 
-def test_a_stream_goes_on_live_when_redis_is_back(stack: FrontStack, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_goes_on_live_when_redis_is_back(
+    stack: FrontStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with gated_front(stack, monkeypatch) as (front, gate):
         stream, job = open_stream(front)
         with stream:
@@ -270,7 +300,9 @@ def test_a_stream_goes_on_live_when_redis_is_back(stack: FrontStack, monkeypatch
             assert stream.finish().join() == "One, two, three."
 
 
-def test_a_stream_begun_without_redis_becomes_live_with_it(stack: FrontStack, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_begun_without_redis_becomes_live_with_it(
+    stack: FrontStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with gated_front(stack, monkeypatch) as (front, gate):
         gate.close()
         stream, job = open_stream(front)
@@ -284,7 +316,9 @@ def test_a_stream_begun_without_redis_becomes_live_with_it(stack: FrontStack, mo
 
 
 @pytest.mark.parametrize("has_failed", [False, True])
-def test_87_without_redis_everything_but_live_text_works(stack: FrontStack, has_failed: bool) -> None:
+def test_87_without_redis_everything_but_live_text_works(
+    stack: FrontStack, has_failed: bool
+) -> None:
     with another_front(stack, redis_url=None, poll_seconds=0.1) as polling:
         stream, job = open_stream(polling)
         with stream:
@@ -306,13 +340,17 @@ def test_87_without_redis_everything_but_live_text_works(stack: FrontStack, has_
 def test_streams_survive_a_restart_of_the_api(stack: FrontStack) -> None:
     port = find_free_ports(1)[0]
     native_url = f"http://127.0.0.1:{port}/api"
-    with run_native_once(stack, port) as stop, another_front(stack, native_url=native_url, poll_seconds=0.5) as front:
+    with (
+        run_native_once(stack, port) as stop,
+        another_front(stack, native_url=native_url, poll_seconds=0.5) as front,
+    ):
         stream, job = open_stream(front)
         with stream:
             post_progress(stack, job["id"], "One")
             stream.await_text("One")
             stop()
-            stack.horde.reply(job["id"], "One, two.")  # its signal is heard; the status cannot be read
+            # Its signal is heard; the status cannot be read.
+            stack.horde.reply(job["id"], "One, two.")
             count = len(stream.comments)
             stream.await_that(lambda opened: len(opened.comments) > count + 2)
             with run_native(stack.horde.app, port):

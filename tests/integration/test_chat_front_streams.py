@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Streams through a real front, API and Redis, with scripted workers. Numbers are those of the front's checklist."""
+"""Streams through a real front, API and Redis, with scripted workers. Numbers are those of the
+front's checklist.
+"""
 
 import json
 import time
@@ -12,7 +14,14 @@ import pytest
 from devtools.services import ServiceAddresses
 from horde.oai.mapping import build_system_fingerprint
 from tests.integration._fake_chat_worker import MODEL, Body, build_call, build_tool, start_anew
-from tests.integration.chat_front import PATIENCE_SECONDS, FrontStack, build_body, build_client, run_front_stack, wait_until
+from tests.integration.chat_front import (
+    PATIENCE_SECONDS,
+    FrontStack,
+    build_body,
+    build_client,
+    run_front_stack,
+    wait_until,
+)
 from tests.integration.front_streams import OpenStream, list_request_ids, post_progress
 from tests.integration.instruments import Counting
 
@@ -22,7 +31,9 @@ STREAMS = "horde.oai.streams"
 
 @pytest.fixture(scope="module")
 def stack(service_urls: ServiceAddresses) -> Iterator[FrontStack]:
-    with run_front_stack(service_urls, "front_streams", redis_url=f"{service_urls.redis_url}/7") as stack:
+    with run_front_stack(
+        service_urls, "front_streams", redis_url=f"{service_urls.redis_url}/7"
+    ) as stack:
         yield stack
 
 
@@ -38,7 +49,9 @@ def open_stream(stack: FrontStack, **changes: Any) -> tuple[OpenStream, Body]:
     return stream, stack.await_job()
 
 
-def stream_reply(stack: FrontStack, content: str | None = "Blue.", *, reply: Body | None = None, **changes: Any) -> OpenStream:
+def stream_reply(
+    stack: FrontStack, content: str | None = "Blue.", *, reply: Body | None = None, **changes: Any
+) -> OpenStream:
     """The finished stream of a worker that posts nothing."""
     stream, job = open_stream(stack, **changes)
     with stream:
@@ -71,7 +84,8 @@ def test_57_a_stream_begins_with_the_role_and_ends_with_done(stack: FrontStack) 
     assert stream.headers["x-request-id"].startswith("req_")
     assert f"chatcmpl-{stream.headers['x-horde-request-id']}" == stream.chunks[0]["id"]
     assert stream.deltas == [{"role": "assistant", "content": ""}, {"content": "Blue."}, {}]
-    assert stream.lines[1::2] == [""] * 4  # a blank line behind each of the four events, and nothing else
+    # A blank line behind each of the four events, and nothing else.
+    assert stream.lines[1::2] == [""] * 4
 
 
 def test_58_every_chunk_belongs_to_one_completion(stack: FrontStack) -> None:
@@ -80,9 +94,9 @@ def test_58_every_chunk_belongs_to_one_completion(stack: FrontStack) -> None:
         post_progress(stack, job["id"], "Bl", "ue")
         stack.horde.reply(job["id"], "Blue.")
         chunks = stream.finish().chunks
-    assert {(chunk["id"], chunk["object"], chunk["created"], chunk["model"]) for chunk in chunks} == {
-        (chunks[0]["id"], "chat.completion.chunk", chunks[0]["created"], MODEL)
-    }
+    assert {
+        (chunk["id"], chunk["object"], chunk["created"], chunk["model"]) for chunk in chunks
+    } == {(chunks[0]["id"], "chat.completion.chunk", chunks[0]["created"], MODEL)}
     assert abs(chunks[0]["created"] - time.time()) < 60
 
 
@@ -112,7 +126,13 @@ def test_60_only_the_finish_chunk_tells_of_the_horde(stack: FrontStack) -> None:
     *others, finish = stream.chunks
     assert all("x_horde" not in chunk for chunk in others)
     assert all(chunk["choices"][0]["finish_reason"] is None for chunk in others)
-    choice = {"index": 0, "delta": {}, "finish_reason": "length", "native_finish_reason": "max", "logprobs": None}
+    choice = {
+        "index": 0,
+        "delta": {},
+        "finish_reason": "length",
+        "native_finish_reason": "max",
+        "logprobs": None,
+    }
     assert finish["choices"] == [choice]
     assert finish["x_horde"]["request_id"] == stream.headers["x-horde-request-id"]
     fingerprint = build_system_fingerprint(finish["x_horde"]["worker_id"], MODEL)
@@ -155,11 +175,19 @@ def test_61_what_was_posted_before_anyone_read_is_relayed_too(stack: FrontStack)
 def test_62_a_worker_that_posts_nothing_is_ordinary(stack: FrontStack, content: str) -> None:
     counting = Counting(STREAMS)
     stream = stream_reply(stack, content)
-    assert stream.deltas == [{"role": "assistant", "content": ""}, *([{"content": content}] if content else []), {}]
+    assert stream.deltas == [
+        {"role": "assistant", "content": ""},
+        *([{"content": content}] if content else []),
+        {},
+    ]
     assert read_outcome(counting) == "whole"
 
 
-@pytest.mark.parametrize("final", ["One, two.", "One", "One, tw", ""], ids=["63_more", "64_less", "63_equal", "64_nothing"])
+@pytest.mark.parametrize(
+    "final",
+    ["One, two.", "One", "One, tw", ""],
+    ids=["63_more", "64_less", "63_equal", "64_nothing"],
+)
 def test_63_and_64_the_reply_completes_what_was_sent(stack: FrontStack, final: str) -> None:
     stream, job = open_stream(stack)
     with stream:
@@ -179,7 +207,11 @@ def test_65_a_reply_that_contradicts_the_progress_breaks_off(stack: FrontStack) 
         stream.await_text("Blue")
         stack.horde.reply(job["id"], "Red.")
         error = stream.finish_with_error()
-    assert (error["type"], error["param"], error["code"]) == ("server_error", None, "stream_diverged")
+    assert (error["type"], error["param"], error["code"]) == (
+        "server_error",
+        None,
+        "stream_diverged",
+    )
     request_id = error["metadata"]["request_id"]
     assert stack.horde.status(request_id)["generations"][0]["message"]["content"] == "Red."
     assert read_outcome(counting) == "diverged"
@@ -223,7 +255,12 @@ def test_67_tool_calls_arrive_whole_with_their_index(stack: FrontStack) -> None:
     stack.horde.take_nothing(chat_features=["prompt_overflow_refused", "tools"])
     with OpenStream(stack, tools=tools) as stream:
         job = stack.await_job(chat_features=["prompt_overflow_refused", "tools"])
-        assert stack.horde.reply(job["id"], None, tool_calls=calls, finish_reason="tool_calls").status_code == 200
+        assert (
+            stack.horde.reply(
+                job["id"], None, tool_calls=calls, finish_reason="tool_calls"
+            ).status_code
+            == 200
+        )
         stream.finish()
     assert stream.deltas == [
         {"role": "assistant", "content": ""},
@@ -251,7 +288,12 @@ def test_68_a_fault_before_any_text_is_invisible(stack: FrontStack) -> None:
         stream.await_text("Bl")
         stack.horde.reply(second["id"], "Blue.")
         stream.finish()
-    assert stream.deltas == [{"role": "assistant", "content": ""}, {"content": "Bl"}, {"content": "ue."}, {}]
+    assert stream.deltas == [
+        {"role": "assistant", "content": ""},
+        {"content": "Bl"},
+        {"content": "ue."},
+        {},
+    ]
     assert stream.chunks[-1]["x_horde"]["worker_name"] == "second worker"
 
 
@@ -269,7 +311,9 @@ def test_69_a_second_attempt_with_the_same_start_goes_on(stack: FrontStack) -> N
     assert stream.join() == "One, two, three, four."
     fingerprints = [chunk["system_fingerprint"] for chunk in stream.chunks]
     assert fingerprints[0] == fingerprints[1]
-    assert set(fingerprints[2:]) == {build_system_fingerprint(stream.chunks[-1]["x_horde"]["worker_id"], MODEL)}
+    assert set(fingerprints[2:]) == {
+        build_system_fingerprint(stream.chunks[-1]["x_horde"]["worker_id"], MODEL)
+    }
     assert fingerprints[1] != fingerprints[2]
     assert read_outcome(counting) == "caught_up"
 
@@ -376,7 +420,9 @@ def test_76_a_repeated_call_is_attached_to_the_same_reply(stack: FrontStack) -> 
         assert third.finish().join() == "Blue."  # all at once, since the reply is there
 
 
-def test_76_a_stream_of_a_request_sent_without_one_brings_the_reply_at_its_end(stack: FrontStack) -> None:
+def test_76_a_stream_of_a_request_sent_without_one_brings_the_reply_at_its_end(
+    stack: FrontStack,
+) -> None:
     key = str(uuid4())
     waiting = stack.ask(horde={"operation_key": key})
     job = stack.await_job()
@@ -401,7 +447,10 @@ def test_75_hanging_up_while_text_flows_cancels_and_stops_the_worker(stack: Fron
     request_id = stream.headers["x-horde-request-id"]
     stream.hang_up()
     wait_until(lambda: is_cancelled(stack, request_id), 2.5)
-    assert stack.horde.post_progress(job["id"], 2, ", two").json == {"accepted_seq": 2, "cancelled": True}
+    assert stack.horde.post_progress(job["id"], 2, ", two").json == {
+        "accepted_seq": 2,
+        "cancelled": True,
+    }
 
 
 def test_a_cancel_from_outside_ends_the_stream(stack: FrontStack) -> None:
@@ -417,14 +466,19 @@ def test_a_cancel_from_outside_ends_the_stream(stack: FrontStack) -> None:
 # Text
 
 
-def test_95_text_survives_a_client_that_splits_lines_wherever_python_does(stack: FrontStack) -> None:
+def test_95_text_survives_a_client_that_splits_lines_wherever_python_does(
+    stack: FrontStack,
+) -> None:
     text = 'Zeile eins\nzwei\r\ndrei\u2028vier\u2029fünf\u0085sechs\x0b\x1c 🫐 \\u2028 "“'
     key = {"authorization": f"Bearer {stack.horde.requester_key}"}
     lines: list[str] = []
 
     def read() -> None:
         url, body = f"{stack.url}/v1/chat/completions", build_body(stream=True)
-        with build_client(stack.url) as client, client.stream("POST", url, json=body, headers=key) as answer:
+        with (
+            build_client(stack.url) as client,
+            client.stream("POST", url, json=body, headers=key) as answer,
+        ):
             lines.extend("".join(answer.iter_text()).splitlines())
 
     reading = stack.threads.submit(read)

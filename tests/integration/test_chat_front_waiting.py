@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Waiting, giving up and failing, through a real front and a real API. Numbers are those of the front's checklist."""
+"""Waiting, giving up and failing, through a real front and a real API. Numbers are those of the
+front's checklist.
+"""
 
 import json
 import socket
@@ -56,8 +58,8 @@ def hanging_up(stack: FrontStack, **changes: Any) -> Iterator[socket.socket]:
     """A client that has sent a completion and reads nothing; it hangs up when the block ends."""
     body = json.dumps(build_body(**changes)).encode()
     head = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nHost: front\r\nAuthorization: Bearer {stack.horde.requester_key}\r\n"
-        f"Content-Length: {len(body)}\r\n\r\n"
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: front\r\nAuthorization: Bearer"
+        f" {stack.horde.requester_key}\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     address = urlsplit(stack.url)
     with socket.create_connection((address.hostname, address.port)) as client:
@@ -77,14 +79,20 @@ def await_request_id() -> str:
 
 
 def await_cancelled(request_id: str, within_seconds: float = PATIENCE_SECONDS) -> None:
-    wait_until(lambda: get_request(request_id).terminal_outcome == TerminalOutcome.CANCELLED, within_seconds)
+    wait_until(
+        lambda: get_request(request_id).terminal_outcome == TerminalOutcome.CANCELLED,
+        within_seconds,
+    )
 
 
-# --- clients that go away ---------------------------------------------------------------------------------------------
+# --- clients that go away
+# ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stream", EVENTS)
-def test_75_closing_the_connection_cancels_a_queued_request(stack: FrontStack, stream: bool) -> None:
+def test_75_closing_the_connection_cancels_a_queued_request(
+    stack: FrontStack, stream: bool
+) -> None:
     stack.horde.take_nothing()
     with hanging_up(stack, stream=stream):
         request_id = await_request_id()
@@ -92,7 +100,9 @@ def test_75_closing_the_connection_cancels_a_queued_request(stack: FrontStack, s
 
 
 @pytest.mark.parametrize("stream", EVENTS)
-def test_75_closing_the_connection_cancels_a_running_request(stack: FrontStack, stream: bool) -> None:
+def test_75_closing_the_connection_cancels_a_running_request(
+    stack: FrontStack, stream: bool
+) -> None:
     stack.horde.take_nothing()
     with hanging_up(stack, stream=stream):
         job = stack.await_job()
@@ -106,17 +116,24 @@ def test_75_a_client_that_goes_while_its_body_is_read_leaves_nothing(stack: Fron
     address = urlsplit(stack.url)
     with socket.create_connection((address.hostname, address.port)) as client:
         client.sendall(
-            b"POST /v1/chat/completions HTTP/1.1\r\nHost: front\r\nAuthorization: Bearer k\r\nContent-Length: 9\r\n\r\n{"
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: front\r\nAuthorization: Bearer"
+            b" k\r\nContent-Length: 9\r\n\r\n{"
         )
     assert stack.call("GET", "/health").status_code == 200
     assert count_rows(WaitingPrompt) == 0
 
 
 @pytest.mark.parametrize("way", ["body", "header uuid", "header text"])
-def test_76_a_key_of_the_client_keeps_the_request_for_when_it_comes_back(stack: FrontStack, way: str) -> None:
+def test_76_a_key_of_the_client_keeps_the_request_for_when_it_comes_back(
+    stack: FrontStack, way: str
+) -> None:
     key = str(uuid4())
     changes: Body = {"horde": {"operation_key": key}} if way == "body" else {}
-    headers = {} if way == "body" else {"idempotency-key": key if way == "header uuid" else f"order {key}"}
+    headers = (
+        {}
+        if way == "body"
+        else {"idempotency-key": key if way == "header uuid" else f"order {key}"}
+    )
     stack.horde.take_nothing()
     with build_client(stack.url) as client, pytest.raises(Exception, match="timed out"):
         client.post(
@@ -127,9 +144,14 @@ def test_76_a_key_of_the_client_keeps_the_request_for_when_it_comes_back(stack: 
         )
     job = stack.await_job()
     assert stack.horde.reply(job["id"], "Green.").status_code == 200
-    answers = [stack.ask(headers=headers, **changes).result(PATIENCE_SECONDS).json() for _ in range(2)]
+    answers = [
+        stack.ask(headers=headers, **changes).result(PATIENCE_SECONDS).json() for _ in range(2)
+    ]
     assert answers[0]["id"] == answers[1]["id"]
-    assert [answer["choices"][0]["message"]["content"] for answer in answers] == ["Green.", "Green."]
+    assert [answer["choices"][0]["message"]["content"] for answer in answers] == [
+        "Green.",
+        "Green.",
+    ]
     assert count_rows(WaitingPrompt) == 1
 
 
@@ -137,11 +159,16 @@ def test_77_the_same_key_with_another_body_is_refused(stack: FrontStack) -> None
     horde = {"operation_key": str(uuid4())}
     stack.complete(horde=horde)
     status, error = stack.refuse(horde=horde, max_tokens=65)
-    assert (status, error["code"], error["param"]) == (400, "operation_key_conflict", "horde.operation_key")
+    assert (status, error["code"], error["param"]) == (
+        400,
+        "operation_key_conflict",
+        "horde.operation_key",
+    )
     assert error["metadata"] == {"rc": "OperationKeyConflict"}
 
 
-# --- what no worker can do --------------------------------------------------------------------------------------------
+# --- what no worker can do
+# --------------------------------------------------------------------------------------------
 
 
 def test_78_what_no_worker_declares_is_404_and_cancelled(stack: FrontStack) -> None:
@@ -154,9 +181,10 @@ def test_78_what_no_worker_declares_is_404_and_cancelled(stack: FrontStack) -> N
         None,
         "no_worker_supports_features",
     )
-    assert error["message"] == (
-        "No worker can serve this request: no online worker serving the model declares reasoning_effort. "
-        "The request was cancelled."
+    assert (
+        error["message"]
+        == "No worker can serve this request: no online worker serving the model declares"
+        " reasoning_effort. The request was cancelled."
     )
     assert answer.headers["x-should-retry"] == "false"
     assert answer.headers["x-horde-request-id"] == error["metadata"]["request_id"]
@@ -173,7 +201,9 @@ def test_78_a_stream_is_refused_the_same_way(stack: FrontStack) -> None:
 
 def test_79_a_context_that_no_worker_has_is_400(stack: FrontStack) -> None:
     stack.horde.take_nothing()
-    status, error = stack.refuse(messages=[{"role": "user", "content": "word " * 20000}], horde={"context_fit": "reject"})
+    status, error = stack.refuse(
+        messages=[{"role": "user", "content": "word " * 20000}], horde={"context_fit": "reject"}
+    )
     assert (status, error["code"], error["param"]) == (400, "context_length_exceeded", "messages")
 
 
@@ -195,7 +225,11 @@ def test_82_fail_fast_without_a_free_worker_is_refused_at_once(stack: FrontStack
     stack.horde.pop(name="other", models=["other/model"], model_id="other/model")
     other = wait_until(lambda: find_worker_id("other"))
     status, error = stack.refuse(horde={"availability_mode": "fail_fast", "only": [other]})
-    assert (status, error["code"], error["param"]) == (503, "no_worker_available", "horde.availability_mode")
+    assert (status, error["code"], error["param"]) == (
+        503,
+        "no_worker_available",
+        "horde.availability_mode",
+    )
     assert stack.horde.status(error["metadata"]["request_id"])["done"]
 
 
@@ -213,7 +247,8 @@ def test_the_grace_ends_a_request_that_no_worker_can_take(stack: FrontStack) -> 
     assert stack.horde.status(error["metadata"]["request_id"])["done"]
 
 
-# --- faults -----------------------------------------------------------------------------------------------------------
+# --- faults
+# -----------------------------------------------------------------------------------------------------------
 
 
 def fault_three_times(stack: FrontStack, **changes: Any) -> Any:
@@ -228,7 +263,11 @@ def fault_three_times(stack: FrontStack, **changes: Any) -> Any:
 def test_83_three_faults_are_502_and_not_retried(stack: FrontStack) -> None:
     answer = fault_three_times(stack)
     error = get_error(answer)
-    assert (answer.status_code, error["type"], error["code"]) == (502, "server_error", "generation_failed")
+    assert (answer.status_code, error["type"], error["code"]) == (
+        502,
+        "server_error",
+        "generation_failed",
+    )
     assert answer.headers["x-should-retry"] == "false"
     assert error["metadata"]["request_id"] == answer.headers["x-horde-request-id"]
 
@@ -241,7 +280,9 @@ def test_83_three_faults_are_502_and_not_retried(stack: FrontStack) -> None:
         ("generation_error", 502, "generation_failed", None),
     ],
 )
-def test_84_the_reason_of_the_workers_decides(stack: FrontStack, reason: str, status: int, code: str, param: str | None) -> None:
+def test_84_the_reason_of_the_workers_decides(
+    stack: FrontStack, reason: str, status: int, code: str, param: str | None
+) -> None:
     answer = fault_three_times(stack, fault_reason=reason)
     error = get_error(answer)
     assert (answer.status_code, error["code"], error["param"]) == (status, code, param)
@@ -266,13 +307,27 @@ def test_a_request_whose_row_is_gone_is_lost(stack: FrontStack) -> None:
         session.query(WaitingPrompt).delete()
     answer = waiting.result(PATIENCE_SECONDS)
     error = get_error(answer)
-    assert (answer.status_code, error["code"], error["metadata"]["rc"]) == (502, "request_lost", "RequestNotFound")
+    assert (answer.status_code, error["code"], error["metadata"]["rc"]) == (
+        502,
+        "request_lost",
+        "RequestNotFound",
+    )
 
 
 def test_88_a_reply_that_breaks_the_schema_is_not_delivered(stack: FrontStack) -> None:
-    declared = {"chat_features": ["prompt_overflow_refused", "json_schema", "structured_output_enforced"]}
-    schema = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"], "additionalProperties": False}
-    wanted = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": schema}}
+    declared = {
+        "chat_features": ["prompt_overflow_refused", "json_schema", "structured_output_enforced"]
+    }
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "string"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    wanted = {
+        "type": "json_schema",
+        "json_schema": {"name": "answer", "strict": True, "schema": schema},
+    }
     stack.horde.take_nothing(**declared)
     waiting = stack.ask(response_format=wanted)
     for number in range(3):
@@ -281,20 +336,34 @@ def test_88_a_reply_that_breaks_the_schema_is_not_delivered(stack: FrontStack) -
         stack.horde.fault(job["id"], fault_reason="reply_refused")
     answer = waiting.result(PATIENCE_SECONDS)
     error = get_error(answer)
-    assert (answer.status_code, error["code"], error["metadata"]["rc"]) == (502, "nonconformant_reply", "ChatSubmitNonconformant")
+    assert (answer.status_code, error["code"], error["metadata"]["rc"]) == (
+        502,
+        "nonconformant_reply",
+        "ChatSubmitNonconformant",
+    )
 
 
-# --- budgets ----------------------------------------------------------------------------------------------------------
+# --- budgets
+# ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_deadline_cancels_and_answers_504(stack: FrontStack) -> None:
     stack.horde.take_nothing()
-    with run_front(replace(stack.config, completion_budget_seconds=1.0)) as url, build_client(url) as client:
+    with (
+        run_front(replace(stack.config, completion_budget_seconds=1.0)) as url,
+        build_client(url) as client,
+    ):
         answer = client.post(
-            "/v1/chat/completions", json=build_body(), headers={"authorization": f"Bearer {stack.horde.requester_key}"}
+            "/v1/chat/completions",
+            json=build_body(),
+            headers={"authorization": f"Bearer {stack.horde.requester_key}"},
         )
     error = get_error(answer)
-    assert (answer.status_code, error["type"], error["code"]) == (504, "timeout_error", "wait_timeout")
+    assert (answer.status_code, error["type"], error["code"]) == (
+        504,
+        "timeout_error",
+        "wait_timeout",
+    )
     assert answer.headers["x-should-retry"] == "false"
     assert {"request_id", "queue_position", "wait_time"} <= set(error["metadata"])
     assert stack.horde.status(error["metadata"]["request_id"])["done"]
@@ -304,11 +373,17 @@ def test_too_many_open_requests_are_503(stack: FrontStack) -> None:
     stack.horde.take_nothing()
     with run_front(replace(stack.config, max_open_requests=1)) as url, build_client(url) as client:
         headers = {"authorization": f"Bearer {stack.horde.requester_key}"}
-        first = stack.threads.submit(client.post, "/v1/chat/completions", json=build_body(), headers=headers)
+        first = stack.threads.submit(
+            client.post, "/v1/chat/completions", json=build_body(), headers=headers
+        )
         job = stack.await_job()
         answer = client.post("/v1/chat/completions", json=build_body(), headers=headers)
         error = get_error(answer)
-        assert (answer.status_code, error["type"], error["code"]) == (503, "server_error", "front_overloaded")
+        assert (answer.status_code, error["type"], error["code"]) == (
+            503,
+            "server_error",
+            "front_overloaded",
+        )
         assert answer.headers["retry-after"] == "5"
         assert "x-should-retry" not in answer.headers
         assert client.get("/health").status_code == 200
@@ -316,7 +391,8 @@ def test_too_many_open_requests_are_503(stack: FrontStack) -> None:
         assert first.result(PATIENCE_SECONDS).status_code == 200
 
 
-# --- an API in trouble ------------------------------------------------------------------------------------------------
+# --- an API in trouble
+# ------------------------------------------------------------------------------------------------
 
 
 def find_free_port() -> int:
@@ -332,7 +408,10 @@ def test_an_api_that_restarts_does_not_end_waiting_calls(stack: FrontStack) -> N
     with run_front(config) as url, build_client(url) as client:
         with run_native(stack.horde.app, port):
             waiting = [
-                stack.threads.submit(client.post, "/v1/chat/completions", json=build_body(), headers=headers) for _ in range(3)
+                stack.threads.submit(
+                    client.post, "/v1/chat/completions", json=build_body(), headers=headers
+                )
+                for _ in range(3)
             ]
             jobs = [stack.await_job() for _ in waiting]
             time.sleep(0.3)
@@ -341,25 +420,43 @@ def test_an_api_that_restarts_does_not_end_waiting_calls(stack: FrontStack) -> N
         time.sleep(0.3)
         assert not any(call.done() for call in waiting)
         with run_native(stack.horde.app, port):
-            assert [call.result(PATIENCE_SECONDS).status_code for call in waiting] == [200, 200, 200]
+            assert [call.result(PATIENCE_SECONDS).status_code for call in waiting] == [
+                200,
+                200,
+                200,
+            ]
 
 
 def test_an_api_that_cannot_be_reached_is_502(stack: FrontStack) -> None:
-    config = replace(stack.config, native_url=f"http://127.0.0.1:{find_free_port()}/api", submit_attempts=1)
+    config = replace(
+        stack.config, native_url=f"http://127.0.0.1:{find_free_port()}/api", submit_attempts=1
+    )
     with run_front(config) as url, build_client(url) as client:
-        answer = client.post("/v1/chat/completions", json=build_body(), headers={"authorization": "Bearer k"})
+        answer = client.post(
+            "/v1/chat/completions", json=build_body(), headers={"authorization": "Bearer k"}
+        )
         error = get_error(answer)
-        assert (answer.status_code, error["type"], error["code"]) == (502, "server_error", "upstream_unavailable")
+        assert (answer.status_code, error["type"], error["code"]) == (
+            502,
+            "server_error",
+            "upstream_unavailable",
+        )
         assert "x-should-retry" not in answer.headers
         models = client.get("/v1/models")
         assert (models.status_code, get_error(models)["code"]) == (502, "upstream_unavailable")
         ready = client.get("/health/ready")
-        assert (ready.status_code, ready.json()["status"], ready.json()["native"]) == (503, "not_ready", False)
+        assert (ready.status_code, ready.json()["status"], ready.json()["native"]) == (
+            503,
+            "not_ready",
+            False,
+        )
         assert client.get("/health").status_code == 200
 
 
 class ScriptedApi(BaseHTTPRequestHandler):
-    """Answers each call with the next of `answers`: (status, body), or None to hang up without one."""
+    """Answers each call with the next of `answers`: (status, body), or None to hang up without
+    one.
+    """
 
     answers: ClassVar[list[tuple[int, bytes] | None]] = []
     seen: ClassVar[list[tuple[str, str, dict[str, str], bytes]]] = []
@@ -367,7 +464,14 @@ class ScriptedApi(BaseHTTPRequestHandler):
 
     def answer(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length", 0)))
-        type(self).seen.append((self.command, self.path, {name.lower(): value for name, value in self.headers.items()}, body))
+        type(self).seen.append(
+            (
+                self.command,
+                self.path,
+                {name.lower(): value for name, value in self.headers.items()},
+                body,
+            )
+        )
         scripted = self.answers.pop(0) if self.answers else (500, b"<html>nothing left</html>")
         if scripted is None:
             self.close_connection = True
@@ -389,7 +493,9 @@ def scripted_api(*answers: tuple[int, bytes] | None) -> Iterator[tuple[str, type
     """An API that gives these answers; its address and what it saw."""
     handler = type("Handler", (ScriptedApi,), {"answers": list(answers), "seen": []})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread = threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+    )
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_port}/api", handler
@@ -399,11 +505,17 @@ def scripted_api(*answers: tuple[int, bytes] | None) -> Iterator[tuple[str, type
         thread.join()
 
 
-def post_before(stack: FrontStack, native_url: str, headers: dict[str, str] | None = None, **settings: Any) -> httpx.Response:
+def post_before(
+    stack: FrontStack, native_url: str, headers: dict[str, str] | None = None, **settings: Any
+) -> httpx.Response:
     """The answer of a front of its own before another API."""
     config = replace(stack.config, native_url=native_url, **settings)
     with run_front(config) as url, build_client(url) as client:
-        return client.post("/v1/chat/completions", json=build_body(), headers=headers or {"authorization": "Bearer k"})
+        return client.post(
+            "/v1/chat/completions",
+            json=build_body(),
+            headers=headers or {"authorization": "Bearer k"},
+        )
 
 
 ACCEPTED = (202, b'{"id": "00000000-0000-0000-0000-00000000000a", "kudos": 1}')
@@ -430,7 +542,9 @@ HTML = b"<html><body>Bad Gateway</body></html>"
 
 
 @pytest.mark.parametrize("lost", [None, (502, HTML), (503, b'{"message": "no rc"}'), (504, b"")])
-def test_a_submit_whose_answer_is_lost_is_repeated_with_the_same_key(stack: FrontStack, lost: tuple[int, bytes] | None) -> None:
+def test_a_submit_whose_answer_is_lost_is_repeated_with_the_same_key(
+    stack: FrontStack, lost: tuple[int, bytes] | None
+) -> None:
     retries = Counting("horde.oai.submit_retries")
     with scripted_api(lost, ACCEPTED, DONE) as (native_url, api):
         answer = post_before(stack, native_url)
@@ -442,7 +556,9 @@ def test_a_submit_whose_answer_is_lost_is_repeated_with_the_same_key(stack: Fron
     assert json.loads(submits[0])["horde"]["operation_key"]
 
 
-def test_a_submit_that_is_never_answered_is_given_up_after_three_attempts(stack: FrontStack) -> None:
+def test_a_submit_that_is_never_answered_is_given_up_after_three_attempts(
+    stack: FrontStack,
+) -> None:
     retries = Counting("horde.oai.submit_retries")
     with scripted_api(None, (504, HTML), None, ACCEPTED) as (native_url, api):
         answer = post_before(stack, native_url)
@@ -469,7 +585,9 @@ def test_a_definite_refusal_is_not_repeated(stack: FrontStack) -> None:
         assert len(api.seen) == 1
 
 
-def test_a_defect_while_waiting_cancels_and_is_not_retried(stack: FrontStack, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_defect_while_waiting_cancels_and_is_not_retried(
+    stack: FrontStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def fail(*_: object) -> None:
         raise RuntimeError("broken")
 
@@ -478,13 +596,24 @@ def test_a_defect_while_waiting_cancels_and_is_not_retried(stack: FrontStack, mo
     answer = stack.post(build_body())
     request_id = answer.headers["x-horde-request-id"]
     error = get_error(answer)
-    assert (answer.status_code, error["code"], error["metadata"]) == (500, "internal_error", {"request_id": request_id})
+    assert (answer.status_code, error["code"], error["metadata"]) == (
+        500,
+        "internal_error",
+        {"request_id": request_id},
+    )
     assert answer.headers["x-should-retry"] == "false"
     await_cancelled(request_id)
 
 
 def test_statuses_that_make_no_sense_are_read_again(stack: FrontStack) -> None:
-    nonsense = [(500, HTML), (200, b"[]"), (404, HTML), (429, b'{"message": "slow down"}'), None, (200, b"{")]
+    nonsense = [
+        (500, HTML),
+        (200, b"[]"),
+        (404, HTML),
+        (429, b'{"message": "slow down"}'),
+        None,
+        (200, b"{"),
+    ]
     with scripted_api(ACCEPTED, *nonsense, DONE) as (native_url, api):
         answer = post_before(stack, native_url, poll_seconds=0.05)
     assert answer.status_code == 200, answer.text
@@ -505,7 +634,9 @@ def test_a_client_that_goes_during_the_submit_has_its_request_cancelled(stack: F
 
     Slow.answers, Slow.seen = [ACCEPTED, DONE], []
     server = ThreadingHTTPServer(("127.0.0.1", 0), Slow)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread = threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+    )
     thread.start()
     try:
         native_url = f"http://127.0.0.1:{server.server_port}/api"
@@ -529,9 +660,15 @@ def test_headers_of_the_native_calls(stack: FrontStack) -> None:
         "x-forwarded-for": "203.0.113.9, 198.51.100.7",
     }
     loopback = (ip_network("127.0.0.0/8"),)
-    for passkey, trusted, expected in (("", (), None), ("pass", (), "127.0.0.1"), ("pass", loopback, "198.51.100.7")):
+    for passkey, trusted, expected in (
+        ("", (), None),
+        ("pass", (), "127.0.0.1"),
+        ("pass", loopback, "198.51.100.7"),
+    ):
         with scripted_api(ACCEPTED, DONE) as (native_url, api):
-            answer = post_before(stack, native_url, sent, proxy_passkey=passkey, trusted_proxies=trusted)
+            answer = post_before(
+                stack, native_url, sent, proxy_passkey=passkey, trusted_proxies=trusted
+            )
             assert answer.status_code == 200
         for _, _, headers, _ in api.seen:
             assert headers["apikey"] == "my key"
@@ -542,9 +679,14 @@ def test_headers_of_the_native_calls(stack: FrontStack) -> None:
 
 def test_the_model_list_is_read_for_nobody_in_particular(stack: FrontStack) -> None:
     with scripted_api((200, b"[]")) as (native_url, api):
-        config = replace(stack.config, native_url=native_url, proxy_passkey="pass", client_agent="front:1:me")
+        config = replace(
+            stack.config, native_url=native_url, proxy_passkey="pass", client_agent="front:1:me"
+        )
         with run_front(config) as url, build_client(url) as client:
-            listed = client.get("/v1/models?limit=1", headers={"authorization": "Bearer k", "client-agent": "mine:1:me"})
+            listed = client.get(
+                "/v1/models?limit=1",
+                headers={"authorization": "Bearer k", "client-agent": "mine:1:me"},
+            )
     assert listed.json() == {"object": "list", "data": []}
     ((method, path, headers, _),) = api.seen
     assert (method, path) == ("GET", "/api/v2/status/models?type=text&chat=true")
@@ -557,7 +699,9 @@ def test_a_front_that_is_ended_says_so_and_cancels(stack: FrontStack) -> None:
     headers = {"authorization": f"Bearer {stack.horde.requester_key}"}
     with build_client("http://front") as client:
         with run_front(stack.config) as url:
-            waiting = stack.threads.submit(client.post, f"{url}/v1/chat/completions", json=build_body(), headers=headers)
+            waiting = stack.threads.submit(
+                client.post, f"{url}/v1/chat/completions", json=build_body(), headers=headers
+            )
             request_id = await_request_id()
             time.sleep(0.3)
         # Leaving the block ended the front, which tells open calls that their time is over.
@@ -572,6 +716,8 @@ def test_the_sdk_does_not_retry_what_would_queue_again(stack: FrontStack) -> Non
     stack.horde.take_nothing()
     client = openai.OpenAI(base_url=f"{stack.url}/v1", api_key=stack.horde.requester_key)
     with client, pytest.raises(openai.NotFoundError) as raised:
-        client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "hi"}], seed=1)
+        client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": "hi"}], seed=1
+        )
     assert raised.value.code == "no_worker_supports_features"
     assert count_rows(WaitingPrompt) == 1

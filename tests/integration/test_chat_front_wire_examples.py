@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """The published examples of the front: each body is posted or produced, and compared key for key.
 
-`tests/data/front_wire_examples.json` holds the bodies as published; strings in angle brackets are placeholders.
+`tests/data/front_wire_examples.json` holds the bodies as published; strings in angle brackets are
+placeholders.
 """
 
 import json
@@ -12,7 +13,14 @@ from typing import Any
 import pytest
 
 from devtools.services import ServiceAddresses
-from tests.integration._fake_chat_worker import MODEL, Body, build_call, build_pop_body, build_tool, start_anew
+from tests.integration._fake_chat_worker import (
+    MODEL,
+    Body,
+    build_call,
+    build_pop_body,
+    build_tool,
+    start_anew,
+)
 from tests.integration.chat_front import PATIENCE_SECONDS, FrontStack, build_body, run_front_stack
 from tests.integration.test_chat_wire_examples import compare, fill
 
@@ -33,7 +41,14 @@ def _anew(stack: FrontStack) -> None:
     start_anew()
 
 
-def serve(stack: FrontStack, body: Body, *, pop: Body | None = None, content: str | None = "Blue.", **reply: Any) -> Any:
+def serve(
+    stack: FrontStack,
+    body: Body,
+    *,
+    pop: Body | None = None,
+    content: str | None = "Blue.",
+    **reply: Any,
+) -> Any:
     """The answer to a body that a worker serves with one reply."""
     stack.horde.take_nothing(**(pop or {}))
     waiting = stack.threads.submit(stack.post, body)
@@ -49,7 +64,9 @@ def get_request() -> Body:
 
 def iter_chunks(text: str) -> Iterator[Body]:
     """The events of a stream but the last."""
-    *events, end = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+    *events, end = [
+        line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")
+    ]
     assert end == "[DONE]"
     yield from map(json.loads, events)
 
@@ -63,7 +80,11 @@ def test_completion(stack: FrontStack) -> None:
 def test_chunks(stack: FrontStack) -> None:
     body = get_request() | {"stream": True, "stream_options": {"include_usage": True}}
     chunks = list(iter_chunks(serve(stack, body).text))
-    content = next(chunk for chunk in chunks if chunk["choices"] and chunk["choices"][0]["delta"].get("content"))
+    content = next(
+        chunk
+        for chunk in chunks
+        if chunk["choices"] and chunk["choices"][0]["delta"].get("content")
+    )
     compare(BODIES["Content chunk"], content, "Content chunk")
     compare(BODIES["Finish chunk"], chunks[-2], "Finish chunk")
     compare(BODIES["Usage chunk"], chunks[-1], "Usage chunk")
@@ -73,7 +94,9 @@ def test_tool_call_completion(stack: FrontStack) -> None:
     call = build_call("get_weather", "call_weather_1", '{"city":"Paris"}')
     body = build_body(tools=[build_tool("get_weather")])
     pop = {"chat_features": ["tools", "prompt_overflow_refused"]}
-    answer = serve(stack, body, pop=pop, content=None, tool_calls=[call], finish_reason="tool_calls")
+    answer = serve(
+        stack, body, pop=pop, content=None, tool_calls=[call], finish_reason="tool_calls"
+    )
     compare(BODIES["Tool-call completion"], answer.json(), "Tool-call completion")
 
 
@@ -95,8 +118,13 @@ def test_kudos_cap(stack: FrontStack) -> None:
 
 
 def test_model_list(stack: FrontStack) -> None:
-    stack.horde.post("/generate/text/pop", build_pop_body(chat_features=FEATURES), stack.horde.owner_key)
+    stack.horde.post(
+        "/generate/text/pop", build_pop_body(chat_features=FEATURES), stack.horde.owner_key
+    )
     listed = stack.call("GET", "/v1/models").json()
     compare(BODIES["Model list"], listed, "Model list")
-    assert listed["data"][0]["supported_parameters"] == BODIES["Model list"]["data"][0]["supported_parameters"]
+    assert (
+        listed["data"][0]["supported_parameters"]
+        == BODIES["Model list"]["data"][0]["supported_parameters"]
+    )
     assert listed["data"][0]["architecture"] == BODIES["Model list"]["data"][0]["architecture"]

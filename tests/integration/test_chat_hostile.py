@@ -69,7 +69,10 @@ FULL_REQUEST: dict[str, Any] = {
     "tools": [build_tool(description="d", strict=False)],
     "tool_choice": {"type": "function", "function": {"name": "lookup_weather"}},
     "parallel_tool_calls": True,
-    "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}, "strict": False}},
+    "response_format": {
+        "type": "json_schema",
+        "json_schema": {"name": "a", "schema": {"type": "object"}, "strict": False},
+    },
     "horde": {
         "trusted_workers": False,
         "validated_backends": False,
@@ -118,7 +121,10 @@ def list_variants(body: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
                 parent = parent[step]
             without = {key: child for key, child in parent.items() if key != path[-1]}
             yield f"{path} missing", replace_at(body, path[:-1], without)
-            yield f"{path} beside an unknown key", replace_at(body, path[:-1], parent | {"x\ud83d\ude00": 1})
+            yield (
+                f"{path} beside an unknown key",
+                replace_at(body, path[:-1], parent | {"x\ud83d\ude00": 1}),
+            )
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +195,14 @@ def test_no_submit_is_answered_with_a_server_error(horde: ChatHorde) -> None:
             body["id"] = job_id = horde.take(**declared)["id"]
     for path in ("async", "pop", "submit"):
         family = "chat" if path == "async" else "text"
-        for data in (b"", b"\xff", b"{", b"[" * 5000, b'{"a": ' + b"9" * 5000 + b"}", json.dumps(DEEP).encode()):
+        for data in (
+            b"",
+            b"\xff",
+            b"{",
+            b"[" * 5000,
+            b'{"a": ' + b"9" * 5000 + b"}",
+            json.dumps(DEEP).encode(),
+        ):
             answer = horde.client.post(
                 f"/api/v2/generate/{family}/{path}",
                 data=data,

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Chat requests with images over HTTP: what is fetched, stored and charged, every refusal, and what none leaves behind."""
+"""Chat requests with images over HTTP: what is fetched, stored and charged, every refusal, and what
+none leaves behind.
+"""
 
 import base64
 import io
@@ -25,7 +27,11 @@ from horde.classes.base.kudos import KudosReservation
 from horde.classes.base.stats import Filter
 from horde.classes.base.user import ANONYMOUS_KEY, UserRoleTypes
 from horde.classes.kobold._chat_objects import count_inlined_bytes
-from horde.classes.kobold.waiting_prompt import CHAT_IMAGE_DELETE_RETRY_KEY, TextWaitingPrompt, retry_chat_image_deletes
+from horde.classes.kobold.waiting_prompt import (
+    CHAT_IMAGE_DELETE_RETRY_KEY,
+    TextWaitingPrompt,
+    retry_chat_image_deletes,
+)
 from horde.database import caches
 from horde.db import require_engine, transaction
 from horde.outbound import Network
@@ -38,7 +44,8 @@ from tests.integration.text_horde import forget_postings, list_discrepancies, li
 from tests.unit.test_image import RED, Door, Host, build_data_url, draw, running_host
 
 LOOPBACK, PRIVATE = ip_address("127.0.0.1"), ip_address("127.0.0.2")
-LIMITS = {"chat_limits": {"max_context_length": 16384, "max_length": 1024}}  # room for twenty images
+# Room for twenty images.
+LIMITS = {"chat_limits": {"max_context_length": 16384, "max_length": 1024}}
 SEES = {"chat_features": ["prompt_overflow_refused", "vision"], **LIMITS}
 PICTURE = build_data_url(draw("RGB", "PNG", RED))
 PLAIN_TAX, IMAGE_TAX = 1, 5
@@ -53,7 +60,10 @@ def gate(service_urls: ServiceAddresses) -> Iterator[TcpGate]:
 
 @pytest.fixture(scope="module")
 def module_horde(service_urls: ServiceAddresses, gate: TcpGate) -> Iterator[ChatHorde]:
-    settings: dict[str, Any] = {"s3_endpoint": gate.url, "source_image_bucket": f"{service_urls.bucket}"}
+    settings: dict[str, Any] = {
+        "s3_endpoint": gate.url,
+        "source_image_bucket": f"{service_urls.bucket}",
+    }
     with chat_horde(service_urls, "chat_images", **settings) as horde:
         yield horde
 
@@ -86,21 +96,30 @@ def list_stored() -> list[str]:
     return sorted(key for _bucket, key in r2.list_objects())
 
 
-def with_images(*urls: str, text: str = "What is in these?", **image_url: Any) -> list[dict[str, Any]]:
+def with_images(
+    *urls: str, text: str = "What is in these?", **image_url: Any
+) -> list[dict[str, Any]]:
     parts = [{"type": "image_url", "image_url": {"url": url, **image_url}} for url in urls]
     return [{"role": "user", "content": [{"type": "text", "text": text}, *parts]}]
 
 
 def get_messages(request_id: str) -> Any:
     with transaction() as session:
-        return session.scalar(select(TextWaitingPrompt.messages).where(TextWaitingPrompt.id == UUID(request_id)))
+        return session.scalar(
+            select(TextWaitingPrompt.messages).where(TextWaitingPrompt.id == UUID(request_id))
+        )
 
 
 def count_rows() -> tuple[int, int]:
     """Requests and active holds."""
     with transaction() as session:
         requests = session.scalar(select(func.count()).select_from(TextWaitingPrompt)) or 0
-        holds = session.scalar(select(func.count()).select_from(KudosReservation).where(KudosReservation.active)) or 0
+        holds = (
+            session.scalar(
+                select(func.count()).select_from(KudosReservation).where(KudosReservation.active)
+            )
+            or 0
+        )
     return requests, holds
 
 
@@ -117,12 +136,17 @@ def pad(data: bytes, size: int) -> bytes:
     return data + bytes(size - len(data))
 
 
-# --- what is stored and charged ---------------------------------------------------------------------------------------
+# --- what is stored and charged
+# ---------------------------------------------------------------------------------------
 
 
-def test_images_are_stored_as_jpegs_under_the_keys_the_messages_name(horde: ChatHorde, host: tuple[str, list[str]]) -> None:
+def test_images_are_stored_as_jpegs_under_the_keys_the_messages_name(
+    horde: ChatHorde, host: tuple[str, list[str]]
+) -> None:
     address, seen = host
-    request_id = horde.queue(messages=with_images(PICTURE, f"{address}/picture", detail="low"), max_tokens=64)
+    request_id = horde.queue(
+        messages=with_images(PICTURE, f"{address}/picture", detail="low"), max_tokens=64
+    )
     keys = [f"{request_id}_chat_0.jpg", f"{request_id}_chat_1.jpg"]
     assert list_stored() == keys
     assert seen == ["/picture"]
@@ -134,7 +158,9 @@ def test_images_are_stored_as_jpegs_under_the_keys_the_messages_name(horde: Chat
         assert (stored.format, stored.size) == ("JPEG", (64, 32))
 
 
-def test_the_row_holds_neither_bytes_nor_urls(horde: ChatHorde, host: tuple[str, list[str]]) -> None:
+def test_the_row_holds_neither_bytes_nor_urls(
+    horde: ChatHorde, host: tuple[str, list[str]]
+) -> None:
     horde.queue(messages=with_images(PICTURE, f"{host[0]}/picture?secret=1"), max_tokens=64)
     with transaction() as session:
         row = str(session.scalar(select(func.to_jsonb(TextWaitingPrompt.__table__.table_valued()))))
@@ -146,7 +172,9 @@ def test_the_row_holds_neither_bytes_nor_urls(horde: ChatHorde, host: tuple[str,
 
 def test_each_image_costs_five_kudos_in_quote_and_activation(horde: ChatHorde) -> None:
     quotes = [
-        horde.submit(messages=with_images(*[PICTURE] * count), max_tokens=64, horde={"dry_run": True}).json["kudos"]
+        horde.submit(
+            messages=with_images(*[PICTURE] * count), max_tokens=64, horde={"dry_run": True}
+        ).json["kudos"]
         for count in (0, 1, 3)
     ]
     assert [quote - quotes[0] for quote in quotes] == [0, IMAGE_TAX, 3 * IMAGE_TAX]
@@ -158,9 +186,18 @@ def test_each_image_costs_five_kudos_in_quote_and_activation(horde: ChatHorde) -
 
 
 def test_the_kudos_cap_counts_the_images(horde: ChatHorde) -> None:
-    quote = horde.submit(messages=with_images(PICTURE), max_tokens=64, horde={"dry_run": True}).json["kudos"]
-    assert horde.submit(messages=with_images(PICTURE), max_tokens=64, horde={"max_kudos": quote}).status_code == 202
-    answer = horde.submit(messages=with_images(PICTURE), max_tokens=64, horde={"max_kudos": quote - 1})
+    quote = horde.submit(
+        messages=with_images(PICTURE), max_tokens=64, horde={"dry_run": True}
+    ).json["kudos"]
+    assert (
+        horde.submit(
+            messages=with_images(PICTURE), max_tokens=64, horde={"max_kudos": quote}
+        ).status_code
+        == 202
+    )
+    answer = horde.submit(
+        messages=with_images(PICTURE), max_tokens=64, horde={"max_kudos": quote - 1}
+    )
     assert (answer.status_code, answer.json["rc"]) == (400, "ChatKudosCapExceeded")
 
 
@@ -175,17 +212,25 @@ def test_each_image_counts_512_tokens(horde: ChatHorde) -> None:
     assert estimate(PICTURE, PICTURE) == -(-len(text + 2 * mark) // 3) + 1024
 
 
-def test_a_dry_run_fetches_and_stores_nothing(horde: ChatHorde, host: tuple[str, list[str]]) -> None:
+def test_a_dry_run_fetches_and_stores_nothing(
+    horde: ChatHorde, host: tuple[str, list[str]]
+) -> None:
     address, seen = host
     unreadable = build_data_url(b"no image")
-    answer = horde.submit(messages=with_images(f"{address}/picture", unreadable), max_tokens=64, horde={"dry_run": True})
+    answer = horde.submit(
+        messages=with_images(f"{address}/picture", unreadable),
+        max_tokens=64,
+        horde={"dry_run": True},
+    )
     assert answer.status_code == 200
     assert "[image]" in answer.json["resolved"]["prompt"]
     assert seen == []
     check_nothing_left(horde)
 
 
-def test_images_of_dropped_turns_are_neither_fetched_stored_nor_charged(horde: ChatHorde, host: tuple[str, list[str]]) -> None:
+def test_images_of_dropped_turns_are_neither_fetched_stored_nor_charged(
+    horde: ChatHorde, host: tuple[str, list[str]]
+) -> None:
     address, seen = host
     long = "word " * 10_000
     messages = [
@@ -202,25 +247,37 @@ def test_images_of_dropped_turns_are_neither_fetched_stored_nor_charged(horde: C
     assert len(get_messages(answer.json["id"])) == 1
 
 
-def test_moderation_rewrites_the_texts_and_leaves_the_images(horde: ChatHorde, host: tuple[str, list[str]]) -> None:
+def test_moderation_rewrites_the_texts_and_leaves_the_images(
+    horde: ChatHorde, host: tuple[str, list[str]]
+) -> None:
     with transaction() as session:
-        session.execute(insert(Filter), {"regex": "dragon", "filter_type": 10, "replacement": "lizard"})
+        session.execute(
+            insert(Filter), {"regex": "dragon", "filter_type": 10, "replacement": "lizard"}
+        )
     caches.clear_all()
     _, key = make_user(UserRoleTypes.FLAGGED)
-    messages = [*with_images(PICTURE, text="dragon " * 10_000), *with_images(f"{host[0]}/new", text="A dragon", detail="low")]
+    messages = [
+        *with_images(PICTURE, text="dragon " * 10_000),
+        *with_images(f"{host[0]}/new", text="A dragon", detail="low"),
+    ]
     request_id = horde.queue(key=key, messages=messages, max_tokens=64)
     with transaction() as session:
         session.execute(delete(Filter))
     caches.clear_all()
     stored_key = f"{request_id}_chat_0.jpg"
     assert list_stored() == [stored_key]
-    assert get_messages(request_id) == with_images(f"horde-r2://{stored_key}", text="A lizard", detail="low")
+    assert get_messages(request_id) == with_images(
+        f"horde-r2://{stored_key}", text="A lizard", detail="low"
+    )
 
 
 def test_without_its_images_a_trimmed_request_needs_no_eyes(horde: ChatHorde) -> None:
     start_anew()
     horde.take_nothing(**LIMITS)  # sees nothing
-    messages = [*with_images(PICTURE, text="word " * 10_000), {"role": "user", "content": "And now?"}]
+    messages = [
+        *with_images(PICTURE, text="word " * 10_000),
+        {"role": "user", "content": "And now?"},
+    ]
     request_id = horde.queue(messages=messages, max_tokens=64)
     assert list_stored() == []
     assert horde.take(**LIMITS)["payload"]["messages"] == [messages[1]]
@@ -236,20 +293,28 @@ def test_a_worker_that_sees_gets_the_stored_image(horde: ChatHorde) -> None:
     assert base64.b64decode(payload) == r2.get_object(f"{request_id}_chat_0.jpg")
 
 
-# --- refusals -------------------------------------------------------------------------------------------------------
+# --- refusals
+# -------------------------------------------------------------------------------------------------------
 
 
-def refuse(horde: ChatHorde, *urls: str, key: str | None = None, is_dry_run: bool = False) -> tuple[int, str, str]:
+def refuse(
+    horde: ChatHorde, *urls: str, key: str | None = None, is_dry_run: bool = False
+) -> tuple[int, str, str]:
     """(status, rc, message) of a request that is refused and leaves nothing."""
     forget_postings()
-    answer = horde.submit(messages=with_images(*urls), max_tokens=64, key=key, horde={"dry_run": is_dry_run})
+    answer = horde.submit(
+        messages=with_images(*urls), max_tokens=64, key=key, horde={"dry_run": is_dry_run}
+    )
     check_nothing_left(horde)
     return answer.status_code, answer.json["rc"], answer.json["message"]
 
 
 def test_more_than_twenty_images_are_refused_for_everybody(horde: ChatHorde) -> None:
     for is_dry_run in (False, True):
-        assert refuse(horde, *[PICTURE] * 21, key=horde.owner_key, is_dry_run=is_dry_run)[:2] == (400, "TooManyExtraSourceImages")
+        assert refuse(horde, *[PICTURE] * 21, key=horde.owner_key, is_dry_run=is_dry_run)[:2] == (
+            400,
+            "TooManyExtraSourceImages",
+        )
 
 
 @pytest.mark.parametrize(
@@ -258,18 +323,30 @@ def test_more_than_twenty_images_are_refused_for_everybody(horde: ChatHorde) -> 
         pytest.param(build_data_url(b"no image"), "SourceImageUnreadable", id="no image"),
         pytest.param("data:image/png;base64,@@@", "SourceImageUnreadable", id="no base64"),
         pytest.param("data:image/png;base64,", "SourceImageUnreadable", id="empty"),
-        pytest.param(build_data_url(draw("RGB", "PNG", RED)[:-30]), "SourceImageUnreadable", id="truncated"),
+        pytest.param(
+            build_data_url(draw("RGB", "PNG", RED)[:-30]), "SourceImageUnreadable", id="truncated"
+        ),
         pytest.param(build_data_url(b"%!PS-Adobe-3.0\n"), "SourceImageUnreadable", id="postscript"),
-        pytest.param(build_data_url(draw("1", "PNG", size=(3073, 3072))), "SourceImageResolutionExceeded", id="pixels"),
-        pytest.param(build_data_url(bytes(MAX_CHAT_IMAGE_BYTES + 1)), "SourceImageSizeExceeded", id="size"),
+        pytest.param(
+            build_data_url(draw("1", "PNG", size=(3073, 3072))),
+            "SourceImageResolutionExceeded",
+            id="pixels",
+        ),
+        pytest.param(
+            build_data_url(bytes(MAX_CHAT_IMAGE_BYTES + 1)), "SourceImageSizeExceeded", id="size"
+        ),
         pytest.param("ftp://pictures.example/a", "SourceImageUrlInvalid", id="scheme"),
         pytest.param("{host}/status/404", "SourceImageUrlInvalid", id="not found"),
         pytest.param("{host}/hops/4", "SourceImageUrlInvalid", id="four redirects"),
         pytest.param("{host}/endless", "SourceImageSizeExceeded", id="endless"),
         pytest.param("http://private.example/a", "SourceImageUrlRefused", id="private name"),
-        pytest.param("http://169.254.169.254/latest/meta-data", "SourceImageUrlRefused", id="metadata"),
+        pytest.param(
+            "http://169.254.169.254/latest/meta-data", "SourceImageUrlRefused", id="metadata"
+        ),
         pytest.param("http://0177.0.0.2/", "SourceImageUrlRefused", id="octal"),
-        pytest.param("{host}/redirect/http://private.example/", "SourceImageUrlRefused", id="private hop"),
+        pytest.param(
+            "{host}/redirect/http://private.example/", "SourceImageUrlRefused", id="private hop"
+        ),
     ],
 )
 def test_an_image_that_cannot_be_taken_refuses_the_request_and_leaves_nothing(
@@ -283,7 +360,9 @@ def test_an_image_that_cannot_be_taken_refuses_the_request_and_leaves_nothing(
 
 
 def test_a_refused_image_asks_nothing_of_the_store(horde: ChatHorde, gate: TcpGate) -> None:
-    """Not even a delete: while the store is away, keys that were never stored would fill the retry set."""
+    """Not even a delete: while the store is away, keys that were never stored would fill the retry
+    set.
+    """
     redis_ctrl.delete(CHAT_IMAGE_DELETE_RETRY_KEY)
     gate.close()
     answer = horde.submit(messages=with_images(PICTURE, build_data_url(b"no image")), max_tokens=64)
@@ -294,9 +373,14 @@ def test_a_refused_image_asks_nothing_of_the_store(horde: ChatHorde, gate: TcpGa
     check_nothing_left(horde)
 
 
-def test_of_two_images_that_cannot_be_taken_the_first_is_told(horde: ChatHorde, host: tuple[str, list[str]]) -> None:
+def test_of_two_images_that_cannot_be_taken_the_first_is_told(
+    horde: ChatHorde, host: tuple[str, list[str]]
+) -> None:
     unreadable, private = build_data_url(pad(b"no image", 4096)), "http://private.example/a"
-    for urls, rc in (((unreadable, private), "SourceImageUnreadable"), ((private, unreadable), "SourceImageUrlRefused")):
+    for urls, rc in (
+        ((unreadable, private), "SourceImageUnreadable"),
+        ((private, unreadable), "SourceImageUrlRefused"),
+    ):
         status, code, message = refuse(horde, *urls)
         assert (status, code) == (400, rc)
         assert "content[1]" in message
@@ -329,31 +413,47 @@ def test_a_request_has_two_images_encoded_at_a_time_and_keeps_their_order(
     assert [Image.open(io.BytesIO(r2.get_object(key))).width for key in keys] == widths
 
 
-def test_no_connection_is_attempted_to_a_refused_address(horde: ChatHorde, host: tuple[str, list[str]]) -> None:
+def test_no_connection_is_attempted_to_a_refused_address(
+    horde: ChatHorde, host: tuple[str, list[str]]
+) -> None:
     door = Door()
     try:
-        for url in (f"http://private.example:{door.port}/", f"{host[0]}/redirect/http://private.example:{door.port}/"):
+        for url in (
+            f"http://private.example:{door.port}/",
+            f"{host[0]}/redirect/http://private.example:{door.port}/",
+        ):
             assert refuse(horde, url)[1] == "SourceImageUrlRefused"
         assert door.count_knocks() == 0
     finally:
         door.listener.close()
 
 
-def test_the_users_total_counts_data_urls_before_anything_is_fetched(horde: ChatHorde, host: tuple[str, list[str]]) -> None:
-    half = build_data_url(pad(draw("RGB", "PNG", RED), MAX_CHAT_IMAGE_TOTAL_BYTES_UNTRUSTED // 2 + 1))
+def test_the_users_total_counts_data_urls_before_anything_is_fetched(
+    horde: ChatHorde, host: tuple[str, list[str]]
+) -> None:
+    half = build_data_url(
+        pad(draw("RGB", "PNG", RED), MAX_CHAT_IMAGE_TOTAL_BYTES_UNTRUSTED // 2 + 1)
+    )
     for is_dry_run in (False, True):
         status, rc, message = refuse(horde, f"{host[0]}/picture", half, half, is_dry_run=is_dry_run)
         assert (status, rc) == (400, "SourceImageSizeExceeded")
         assert str(2 * (MAX_CHAT_IMAGE_TOTAL_BYTES_UNTRUSTED // 2 + 1)) in message
         assert str(MAX_CHAT_IMAGE_TOTAL_BYTES_UNTRUSTED) in message
     assert host[1] == []
-    assert horde.submit(messages=with_images(half, half), max_tokens=64, key=horde.owner_key).status_code == 202
+    assert (
+        horde.submit(
+            messages=with_images(half, half), max_tokens=64, key=horde.owner_key
+        ).status_code
+        == 202
+    )
 
 
 def test_the_total_runs_on_while_images_are_fetched(
     horde: ChatHorde, host: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Host, "picture", pad(draw("RGB", "PNG", RED), MAX_CHAT_IMAGE_TOTAL_BYTES_UNTRUSTED // 2 + 1))
+    monkeypatch.setattr(
+        Host, "picture", pad(draw("RGB", "PNG", RED), MAX_CHAT_IMAGE_TOTAL_BYTES_UNTRUSTED // 2 + 1)
+    )
     status, rc, message = refuse(horde, *[f"{host[0]}/{number}" for number in range(4)])
     assert (status, rc) == (400, "SourceImageSizeExceeded")
     assert str(2 * (MAX_CHAT_IMAGE_TOTAL_BYTES_UNTRUSTED // 2 + 1)) in message
@@ -384,10 +484,15 @@ def test_the_stored_jpegs_are_held_to_the_same_total(horde: ChatHorde) -> None:
     status, rc, message = refuse(horde, *urls)
     assert (status, rc) == (400, "SourceImageSizeExceeded")
     assert "the encoded size passed the cap" in message
-    assert horde.submit(messages=with_images(*urls), max_tokens=64, key=horde.owner_key).status_code == 202
+    assert (
+        horde.submit(messages=with_images(*urls), max_tokens=64, key=horde.owner_key).status_code
+        == 202
+    )
 
 
-def test_what_a_worker_reads_stays_within_the_bound_of_a_body(horde: ChatHorde, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_worker_reads_stays_within_the_bound_of_a_body(
+    horde: ChatHorde, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Text that is sent within its bound may be six times as long as JSON."""
     request_id = horde.queue(messages=with_images(PICTURE, PICTURE), max_tokens=64)
     sizes = {key: len(r2.get_object(key)) for key in list_stored()}
@@ -397,14 +502,18 @@ def test_what_a_worker_reads_stays_within_the_bound_of_a_body(horde: ChatHorde, 
     r2.delete_objects(list_stored())
     monkeypatch.setattr(_chat_images, "MAX_CHAT_BODY_BYTES", size)
     assert refuse(horde, PICTURE, PICTURE, PICTURE)[:2] == (413, "RequestTooLarge")
-    answer = horde.submit(messages=with_images(PICTURE, PICTURE, text="What is in these\u0001"), max_tokens=64)
+    answer = horde.submit(
+        messages=with_images(PICTURE, PICTURE, text="What is in these\u0001"), max_tokens=64
+    )
     assert (answer.status_code, answer.json["rc"]) == (413, "RequestTooLarge")
     assert str(size + 5) in answer.json["message"]
     check_nothing_left(horde)
     assert horde.submit(messages=with_images(PICTURE, PICTURE), max_tokens=64).status_code == 202
 
 
-def test_an_image_is_refused_only_after_every_other_check(horde: ChatHorde, host: tuple[str, list[str]]) -> None:
+def test_an_image_is_refused_only_after_every_other_check(
+    horde: ChatHorde, host: tuple[str, list[str]]
+) -> None:
     messages = with_images(f"{host[0]}/picture", build_data_url(b"no image"))
     for changes, rc in (
         ({"model": "nobody/has-this"}, "UnknownChatModel"),
@@ -415,7 +524,9 @@ def test_an_image_is_refused_only_after_every_other_check(horde: ChatHorde, host
         answer = horde.submit(**{"messages": messages, "max_tokens": 64} | changes)
         assert answer.status_code in {400, 404}
         assert rc is None or answer.json["rc"] == rc
-    unpaid = horde.submit(messages=messages, max_tokens=1024, key=ANONYMOUS_KEY, horde={"slow_workers": False})
+    unpaid = horde.submit(
+        messages=messages, max_tokens=1024, key=ANONYMOUS_KEY, horde={"slow_workers": False}
+    )
     assert unpaid.status_code == 403
     assert host[1] == []
     assert list_stored() == []
@@ -433,15 +544,20 @@ def test_slow_hosts_take_half_a_minute_of_a_request_at_most(
         answer(handler, status, body, **headers)
 
     monkeypatch.setattr(Host, "answer", answer_late)
-    status, rc, _ = refuse(horde, *[f"{host[0]}/{number}" for number in range(20)], key=horde.owner_key)
+    status, rc, _ = refuse(
+        horde, *[f"{host[0]}/{number}" for number in range(20)], key=horde.owner_key
+    )
     assert (status, rc) == (400, "SourceImageUrlInvalid")
     assert len(host[1]) < 6
 
 
-# --- the store, races, budgets ----------------------------------------------------------------------------------------
+# --- the store, races, budgets
+# ----------------------------------------------------------------------------------------
 
 
-def test_while_the_store_is_away_a_request_is_refused_uncharged_and_leaves_nothing(horde: ChatHorde, gate: TcpGate) -> None:
+def test_while_the_store_is_away_a_request_is_refused_uncharged_and_leaves_nothing(
+    horde: ChatHorde, gate: TcpGate
+) -> None:
     forget_postings()
     gate.close()
     answer = horde.submit(messages=with_images(PICTURE, PICTURE), max_tokens=64)
@@ -470,20 +586,26 @@ def test_a_silent_store_holds_one_request_and_not_the_next(
     finally:
         silent.listener.close()
         r2.connect(config)
-    assert [key.partition("_")[2] for key in list_waiting_deletes()] == ["chat_0.jpg"], "no other was ever sent"
+    assert [key.partition("_")[2] for key in list_waiting_deletes()] == ["chat_0.jpg"], (
+        "no other was ever sent"
+    )
     check_nothing_left(horde)
     assert retry_chat_image_deletes() == 1
     assert horde.submit(messages=with_images(PICTURE), max_tokens=64).status_code == 202
 
 
-def test_a_failed_activation_leaves_no_object(horde: ChatHorde, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_activation_leaves_no_object(
+    horde: ChatHorde, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(_text_generate, "activate_text_request", lambda *_args, **_kwargs: False)
     assert horde.submit(messages=with_images(PICTURE), max_tokens=64).status_code == 503
     assert list_stored() == []
 
 
 @pytest.mark.race
-def test_of_two_submissions_with_one_key_the_loser_leaves_no_object(horde: ChatHorde, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_submissions_with_one_key_the_loser_leaves_no_object(
+    horde: ChatHorde, monkeypatch: pytest.MonkeyPatch
+) -> None:
     barrier = threading.Barrier(2)
     activate = _text_generate.activate_text_request
 
@@ -492,7 +614,11 @@ def test_of_two_submissions_with_one_key_the_loser_leaves_no_object(horde: ChatH
         return activate(*args, **kwargs)
 
     monkeypatch.setattr(_text_generate, "activate_text_request", meet)
-    body = {"messages": with_images(PICTURE), "max_tokens": 64, "horde": {"operation_key": str(uuid4())}}
+    body = {
+        "messages": with_images(PICTURE),
+        "max_tokens": 64,
+        "horde": {"operation_key": str(uuid4())},
+    }
     with ThreadPoolExecutor(2) as pool:
         answers = list(pool.map(lambda _: horde.submit(**body), range(2)))
     assert sorted(answer.status_code for answer in answers) == [200, 202]
@@ -514,7 +640,9 @@ def test_a_repeated_key_fetches_and_stores_nothing_and_another_image_conflicts(
     assert len(list_stored()) == 1
 
 
-def test_a_request_with_images_stays_within_twelve_statements_and_two_transactions(horde: ChatHorde) -> None:
+def test_a_request_with_images_stays_within_twelve_statements_and_two_transactions(
+    horde: ChatHorde,
+) -> None:
     horde.queue(messages=with_images(PICTURE), max_tokens=64)  # warms the caches
     for image_count in (1, 20):
         with counting() as counted:
@@ -538,7 +666,11 @@ def test_no_connection_to_the_database_is_held_while_images_are_fetched_decoded_
 
         monkeypatch.setattr(module, name, call)
 
-    for module, name in ((_chat_images, "load_chat_image"), (_chat_images, "encode_chat_image"), (kobold, "upload_source_image")):
+    for module, name in (
+        (_chat_images, "load_chat_image"),
+        (_chat_images, "encode_chat_image"),
+        (kobold, "upload_source_image"),
+    ):
         watch(module, name)
     horde.queue(messages=with_images(f"{host[0]}/picture", PICTURE), max_tokens=64)
     assert held == [0] * 6

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Large messages as one object: from the submit to the worker, and what is left when the store is away."""
+"""Large messages as one object: from the submit to the worker, and what is left when the store is
+away.
+"""
 
 import gzip
 import json
@@ -77,7 +79,9 @@ def count_rows(row_class: type) -> int:
 
 def count_open_holds() -> int:
     with transaction() as session:
-        return len(session.scalars(select(KudosReservation.id).where(KudosReservation.active)).all())
+        return len(
+            session.scalars(select(KudosReservation.id).where(KudosReservation.active)).all()
+        )
 
 
 def test_large_messages_are_one_object_that_a_worker_fetches(horde: ChatHorde) -> None:
@@ -85,7 +89,11 @@ def test_large_messages_are_one_object_that_a_worker_fetches(horde: ChatHorde) -
     assert is_offloaded(request_id)
     job = horde.take(image_transports=["messages_url"])
     status, headers, body = fetch(job["payload"]["messages_url"])
-    assert (status, headers["content-type"], headers["content-encoding"]) == (200, "application/json", "gzip")
+    assert (status, headers["content-type"], headers["content-encoding"]) == (
+        200,
+        "application/json",
+        "gzip",
+    )
     assert json.loads(gzip.decompress(body)) == LARGE
     assert horde.reply(job["id"]).status_code == 200
 
@@ -105,7 +113,10 @@ def test_small_messages_stay_inline(horde: ChatHorde) -> None:
 def test_what_is_stored_is_what_workers_get(horde: ChatHorde) -> None:
     """Developer as system, as in the row: not what the client sent."""
     request_id = horde.queue(messages=[{"role": "developer", "content": "Be brief."}, *LARGE])
-    assert json.loads(gzip.decompress(r2.get_object(get_key(request_id))))[0] == {"role": "system", "content": "Be brief."}
+    assert json.loads(gzip.decompress(r2.get_object(get_key(request_id))))[0] == {
+        "role": "system",
+        "content": "Be brief.",
+    }
 
 
 def test_a_dry_run_stores_nothing(horde: ChatHorde, gate: TcpGate) -> None:
@@ -116,9 +127,13 @@ def test_a_dry_run_stores_nothing(horde: ChatHorde, gate: TcpGate) -> None:
     assert gate.connection_count == before
 
 
-def test_without_the_setting_nothing_is_stored(horde: ChatHorde, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_setting_nothing_is_stored(
+    horde: ChatHorde, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = horde.app.extensions[CONFIG_EXTENSION]
-    monkeypatch.setitem(horde.app.extensions, CONFIG_EXTENSION, replace(config, chat_messages_offload_enabled=False))
+    monkeypatch.setitem(
+        horde.app.extensions, CONFIG_EXTENSION, replace(config, chat_messages_offload_enabled=False)
+    )
     request_id = horde.queue(messages=LARGE)
     assert not is_offloaded(request_id)
     assert not is_stored(get_key(request_id))
@@ -128,7 +143,10 @@ def test_a_store_that_is_away_refuses_without_a_charge(horde: ChatHorde, gate: T
     before = count_rows(KudosPosting)
     gate.close()
     answer = horde.submit(messages=LARGE)
-    assert (answer.status_code, answer.json and answer.json["rc"]) == (503, "ChatImageStorageUnavailable")
+    assert (answer.status_code, answer.json and answer.json["rc"]) == (
+        503,
+        "ChatImageStorageUnavailable",
+    )
     assert count_rows(TextWaitingPrompt) == 0
     assert count_rows(KudosReservation) == 1
     assert count_open_holds() == 0
@@ -144,10 +162,15 @@ def test_the_same_key_works_once_the_store_is_back(horde: ChatHorde, gate: TcpGa
     open_store(gate)
     first = horde.submit(messages=LARGE, horde=key)
     assert first.status_code == 202
-    assert horde.submit(messages=LARGE, horde=key).json == {"id": first.json["id"], "kudos": first.json["kudos"]}
+    assert horde.submit(messages=LARGE, horde=key).json == {
+        "id": first.json["id"],
+        "kudos": first.json["kudos"],
+    }
 
 
-def test_the_loser_of_a_race_for_a_key_leaves_no_object(horde: ChatHorde, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loser_of_a_race_for_a_key_leaves_no_object(
+    horde: ChatHorde, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Both stored their messages; the one whose activation fails deletes its own."""
     key = {"operation_key": "7d8f0d6e-3f1c-4f2a-9d55-0b6a2f6a7c12"}
     stored: list[str] = []
@@ -166,7 +189,9 @@ def test_the_loser_of_a_race_for_a_key_leaves_no_object(horde: ChatHorde, monkey
     assert [is_stored(name) for name in stored] == [False, True]
 
 
-def test_a_row_that_the_cleaner_took_meanwhile_leaves_no_object(horde: ChatHorde, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_that_the_cleaner_took_meanwhile_leaves_no_object(
+    horde: ChatHorde, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stored: list[str] = []
     upload = r2.put_object
 

@@ -25,7 +25,14 @@ from horde.database import caches, threads
 from horde.database.text_functions import text_wp_speed_gate_clause
 from horde.db import transaction
 from horde.model_reference import list_text_model_names
-from tests.integration._fake_chat_worker import MODEL, ChatHorde, build_pop_body, build_tool, chat_horde, start_anew
+from tests.integration._fake_chat_worker import (
+    MODEL,
+    ChatHorde,
+    build_pop_body,
+    build_tool,
+    chat_horde,
+    start_anew,
+)
 from tests.integration.instruments import Counting
 from tests.integration.rows import find_job_row, find_request, make_request, make_user
 
@@ -75,7 +82,9 @@ def set_worker(name: str = "chat worker", **columns: Any) -> None:
 
 
 def make_old(horde: ChatHorde) -> None:
-    """A worker past its first 30 seconds, whose next pop is inside the window of its last check-in."""
+    """A worker past its first 30 seconds, whose next pop is inside the window of its last
+    check-in.
+    """
     horde.take_nothing()
     set_worker(created=utcnow() - timedelta(hours=1), last_check_in=utcnow() - timedelta(seconds=1))
 
@@ -93,7 +102,8 @@ def get_declaration(worker: TextWorker) -> tuple[Any, ...]:
     )
 
 
-# --- the declaration ------------------------------------------------------------------------------------------------
+# --- the declaration
+# ------------------------------------------------------------------------------------------------
 
 
 def test_a_declaration_is_stored_with_the_names_that_are_known(horde: ChatHorde) -> None:
@@ -110,9 +120,17 @@ def test_a_declaration_is_stored_with_the_names_that_are_known(horde: ChatHorde)
 
 def test_a_declaration_is_stored_inside_the_window_where_the_rest_is_not(horde: ChatHorde) -> None:
     make_old(horde)
-    horde.take_nothing(chat_features=["seed"], chat_limits={"max_context_length": 100, "max_length": 50}, max_length=99)
+    horde.take_nothing(
+        chat_features=["seed"],
+        chat_limits={"max_context_length": 100, "max_length": 50},
+        max_length=99,
+    )
     worker = require_named_worker()
-    assert (worker.chat_features, worker.chat_max_context_length, worker.chat_max_length) == (["seed"], 100, 50)
+    assert (worker.chat_features, worker.chat_max_context_length, worker.chat_max_length) == (
+        ["seed"],
+        100,
+        50,
+    )
     assert worker.max_length == 512
 
 
@@ -121,7 +139,16 @@ def test_a_pop_without_chat_jobs_withdraws_everything_at_once(horde: ChatHorde) 
     horde.queue()
     answer = horde.pop(chat_jobs=None)
     assert (answer.status_code, answer.json["id"]) == (200, None)
-    assert get_declaration(require_named_worker()) == (False, True, None, None, None, None, None, None)
+    assert get_declaration(require_named_worker()) == (
+        False,
+        True,
+        None,
+        None,
+        None,
+        None,
+        None,
+        None,
+    )
 
 
 def test_a_new_model_inside_the_window_counts_at_once(horde: ChatHorde) -> None:
@@ -139,7 +166,13 @@ def test_a_new_model_inside_the_window_counts_at_once(horde: ChatHorde) -> None:
         {"model_id": None},
         {"model_id": "another/model"},
         {"prompt_jobs": False, "chat_jobs": None},
-        {"chat_limits": {"max_context_length": 100, "max_length": 50, "tools_max_temperature": -0.1}},
+        {
+            "chat_limits": {
+                "max_context_length": 100,
+                "max_length": 50,
+                "tools_max_temperature": -0.1,
+            }
+        },
         {"chat_limits": {"max_context_length": 0, "max_length": 50}},
         {"chat_limits": {"max_context_length": 100}},
         {"chat_limits": {"max_context_length": "100", "max_length": 50}},
@@ -151,7 +184,9 @@ def test_a_new_model_inside_the_window_counts_at_once(horde: ChatHorde) -> None:
         {"chat_jobs": "yes"},
     ],
 )
-def test_an_invalid_declaration_is_refused_and_leaves_nothing(horde: ChatHorde, changes: dict[str, Any]) -> None:
+def test_an_invalid_declaration_is_refused_and_leaves_nothing(
+    horde: ChatHorde, changes: dict[str, Any]
+) -> None:
     horde.take_nothing(name="another worker")
     horde.queue()
     answer = horde.pop(**changes)
@@ -175,13 +210,35 @@ def test_chat_fields_without_chat_jobs_are_not_read(horde: ChatHorde) -> None:
     assert answer.status_code == 200
 
 
-# --- the job --------------------------------------------------------------------------------------------------------
+# --- the job
+# --------------------------------------------------------------------------------------------------------
 
 
 def test_a_job_carries_every_sampling_key(horde: ChatHorde) -> None:
-    horde.take_nothing(chat_features=["prompt_overflow_refused", "presence_penalty", "frequency_penalty", "reasoning_effort"])
-    horde.queue(temperature=1.5, top_p=0.5, presence_penalty=1, frequency_penalty=-1, reasoning_effort="none", max_tokens=40)
-    job = horde.take(chat_features=["prompt_overflow_refused", "presence_penalty", "frequency_penalty", "reasoning_effort"])
+    horde.take_nothing(
+        chat_features=[
+            "prompt_overflow_refused",
+            "presence_penalty",
+            "frequency_penalty",
+            "reasoning_effort",
+        ]
+    )
+    horde.queue(
+        temperature=1.5,
+        top_p=0.5,
+        presence_penalty=1,
+        frequency_penalty=-1,
+        reasoning_effort="none",
+        max_tokens=40,
+    )
+    job = horde.take(
+        chat_features=[
+            "prompt_overflow_refused",
+            "presence_penalty",
+            "frequency_penalty",
+            "reasoning_effort",
+        ]
+    )
     assert job["payload"] == {
         "messages": [{"role": "user", "content": "Name one colour."}],
         "temperature": 1.5,
@@ -201,7 +258,9 @@ def test_a_job_carries_every_sampling_key(horde: ChatHorde) -> None:
 
 def test_a_text_job_of_a_chat_worker_has_no_chat_key(horde: ChatHorde) -> None:
     horde.take_nothing()
-    answer = horde.post("/generate/text/async", {"prompt": "Once", "models": [MODEL]}, horde.requester_key)
+    answer = horde.post(
+        "/generate/text/async", {"prompt": "Once", "models": [MODEL]}, horde.requester_key
+    )
     assert answer.status_code == 202
     job = horde.take()
     assert "chat" not in job
@@ -241,10 +300,16 @@ def test_tools_are_narrowed_for_the_worker_and_stored_whole(horde: ChatHorde) ->
 
 def test_a_job_remembers_the_declaration_it_was_assigned_under(horde: ChatHorde) -> None:
     _, job = horde.serve()
-    horde.take_nothing(model="another/model", chat_limits={"max_context_length": 50, "max_length": 20})
+    horde.take_nothing(
+        model="another/model", chat_limits={"max_context_length": 50, "max_length": 20}
+    )
     row = find_job_row(UUID(job["id"]))
     assert row is not None
-    assert (row.assigned_model, row.assigned_max_context_length, row.assigned_max_length) == (MODEL, 8192, 1024)
+    assert (row.assigned_model, row.assigned_max_context_length, row.assigned_max_length) == (
+        MODEL,
+        8192,
+        1024,
+    )
     assert row.image_transport is None
     assert horde.reply(job["id"]).status_code == 200
 
@@ -265,7 +330,8 @@ def test_the_model_of_a_list_is_the_one_that_serves(horde: ChatHorde) -> None:
     assert horde.status(request_id)["generations"][0]["model"] == MODEL
 
 
-# --- who gets what --------------------------------------------------------------------------------------------------
+# --- who gets what
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -280,13 +346,19 @@ def test_the_model_of_a_list_is_the_one_that_serves(horde: ChatHorde) -> None:
         ({"response_format": STRICT_SCHEMA}, "json_schema"),
     ],
 )
-def test_a_worker_without_the_feature_gets_nothing(horde: ChatHorde, request_changes: dict[str, Any], needed: str) -> None:
+def test_a_worker_without_the_feature_gets_nothing(
+    horde: ChatHorde, request_changes: dict[str, Any], needed: str
+) -> None:
     others = ["prompt_overflow_refused", "structured_output_enforced"]
     horde.take_nothing(chat_features=others)
     request_id = horde.queue(**request_changes)
     horde.take_nothing(chat_features=others)
     reason = horde.status(request_id)["impossible_reason"]
-    assert reason == {"kind": "declaration_gap", "missing_declarations": [needed], "exceeded_limits": []}
+    assert reason == {
+        "kind": "declaration_gap",
+        "missing_declarations": [needed],
+        "exceeded_limits": [],
+    }
     horde.take(chat_features=[*others, needed])
 
 
@@ -296,13 +368,18 @@ def test_a_worker_without_the_feature_gets_nothing(horde: ChatHorde, request_cha
         ({}, "prompt_overflow_refused"),
         ({"tools": [build_tool()], "tool_choice": "required"}, "tool_choice_enforced"),
         (
-            {"tools": [build_tool()], "tool_choice": {"type": "function", "function": {"name": "lookup_weather"}}},
+            {
+                "tools": [build_tool()],
+                "tool_choice": {"type": "function", "function": {"name": "lookup_weather"}},
+            },
             "tool_choice_enforced",
         ),
         ({"response_format": STRICT_SCHEMA}, "structured_output_enforced"),
     ],
 )
-def test_a_guarantee_is_needed_under_strict_alone(horde: ChatHorde, request_changes: dict[str, Any], guarantee: str) -> None:
+def test_a_guarantee_is_needed_under_strict_alone(
+    horde: ChatHorde, request_changes: dict[str, Any], guarantee: str
+) -> None:
     everything = {
         "tools",
         "json_schema",
@@ -348,9 +425,15 @@ def test_the_tool_temperature_is_a_limit_under_both_modes(horde: ChatHorde) -> N
     features = ["tools", "prompt_overflow_refused"]
     limits = {"max_context_length": 8192, "max_length": 1024, "tools_max_temperature": 0.7}
     horde.take_nothing(chat_features=features, chat_limits=limits)
-    request_id = horde.queue(tools=[build_tool()], temperature=0.71, horde={"conformance": "best_effort"})
+    request_id = horde.queue(
+        tools=[build_tool()], temperature=0.71, horde={"conformance": "best_effort"}
+    )
     horde.take_nothing(chat_features=features, chat_limits=limits)
-    gap = {"kind": "declaration_gap", "missing_declarations": [], "exceeded_limits": ["tools_max_temperature"]}
+    gap = {
+        "kind": "declaration_gap",
+        "missing_declarations": [],
+        "exceeded_limits": ["tools_max_temperature"],
+    }
     assert horde.status(request_id)["impossible_reason"] == gap
     horde.queue(tools=[build_tool()], temperature=0.7)
     horde.queue(temperature=2)
@@ -363,7 +446,9 @@ def test_another_model_gets_nothing(horde: ChatHorde) -> None:
     horde.take_nothing()
     horde.queue()
     horde.take_nothing(name="another worker", model=MODEL.lower())
-    horde.take_nothing(name="third worker", models=[MODEL, "another/model"], model_id="another/model")
+    horde.take_nothing(
+        name="third worker", models=[MODEL, "another/model"], model_id="another/model"
+    )
     horde.take()
 
 
@@ -396,7 +481,8 @@ def test_a_worker_in_maintenance_serves_its_owner_alone(horde: ChatHorde) -> Non
     assert horde.take()["chat"]
 
 
-# --- speed ----------------------------------------------------------------------------------------------------------
+# --- speed
+# ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_worker_too_slow_for_the_lease_gets_nothing(horde: ChatHorde) -> None:
@@ -407,7 +493,11 @@ def test_a_worker_too_slow_for_the_lease_gets_nothing(horde: ChatHorde) -> None:
     horde.take_nothing()
     assert counting.read() == [({"horde.gentype": "text"}, 1)]
     status = horde.status(request_id)
-    assert (status["is_possible"], status["impossible_reason"], status["eligible_workers"]) == (False, None, 0)
+    assert (status["is_possible"], status["impossible_reason"], status["eligible_workers"]) == (
+        False,
+        None,
+        0,
+    )
     horde.queue(max_tokens=480)
     assert horde.take()["payload"]["max_length"] == 480
 
@@ -424,12 +514,17 @@ def test_an_unmeasured_worker_is_offered_1200_tokens(horde: ChatHorde) -> None:
 
 
 def test_a_text_job_over_capacity_is_offered_and_watched(horde: ChatHorde) -> None:
-    counters = {name: Counting(f"horde.text.gate_shadow.{name}") for name in ("assignments", "outcomes", "service_seconds")}
+    counters = {
+        name: Counting(f"horde.text.gate_shadow.{name}")
+        for name in ("assignments", "outcomes", "service_seconds")
+    }
     horde.take_nothing(max_length=1000)
     set_worker(speed=4.0)
     for _ in range(2):
         horde.post(
-            "/generate/text/async", {"prompt": "Once", "models": [MODEL], "params": {"max_length": 500}}, horde.requester_key
+            "/generate/text/async",
+            {"prompt": "Once", "models": [MODEL], "params": {"max_length": 500}},
+            horde.requester_key,
         )
     first, second = horde.take(max_length=1000), horde.take(max_length=1000)
     row = find_job_row(UUID(first["id"]))
@@ -437,7 +532,12 @@ def test_a_text_job_over_capacity_is_offered_and_watched(horde: ChatHorde) -> No
     assert row.over_capacity_at_assignment
     attributes = {"horde.worker_trusted": True, "horde.size_bucket": "<=512"}
     assert counters["assignments"].read() == [(attributes, 2)]
-    assert horde.post("/generate/text/submit", {"id": first["id"], "generation": "upon"}, horde.owner_key).status_code == 200
+    assert (
+        horde.post(
+            "/generate/text/submit", {"id": first["id"], "generation": "upon"}, horde.owner_key
+        ).status_code
+        == 200
+    )
     faulted = {"id": second["id"], "generation": "", "state": "faulted"}
     assert horde.post("/generate/text/submit", faulted, horde.owner_key).status_code == 200
     outcomes = {moved["horde.outcome"]: count for moved, count in counters["outcomes"].read()}
@@ -455,7 +555,16 @@ def test_a_chat_job_is_never_over_capacity(horde: ChatHorde) -> None:
 def test_a_wait_is_recorded_at_the_pop(horde: ChatHorde) -> None:
     counting = Counting("horde.text.queue_wait_seconds")
     horde.serve(max_tokens=600)
-    assert counting.read() == [({"horde.requester": "registered", "horde.chat": True, "horde.requested_bucket": "513-1024"}, 1)]
+    assert counting.read() == [
+        (
+            {
+                "horde.requester": "registered",
+                "horde.chat": True,
+                "horde.requested_bucket": "513-1024",
+            },
+            1,
+        )
+    ]
 
 
 def test_no_worker_row_is_made_by_a_body_that_is_no_pop(horde: ChatHorde) -> None:
@@ -469,11 +578,15 @@ def test_no_worker_row_is_made_by_a_body_that_is_no_pop(horde: ChatHorde) -> Non
 def test_the_speed_gate_of_the_queue_is_that_of_the_rules(horde: ChatHorde, speed: float) -> None:
     lengths = (16, 480, 481, 1023, 1024, 1200, 1201, 6000, 6001)
     ids = {
-        make_request(horde.requester_id, (MODEL,), is_chat=is_chat, messages=[], max_length=length): (is_chat, length)
+        make_request(
+            horde.requester_id, (MODEL,), is_chat=is_chat, messages=[], max_length=length
+        ): (is_chat, length)
         for length in lengths
         for is_chat in (True, False)
     }
-    gate = text_wp_speed_gate_clause(TextWaitingPrompt, literal(get_text_worker_lease_capacity(speed), Float))
+    gate = text_wp_speed_gate_clause(
+        TextWaitingPrompt, literal(get_text_worker_lease_capacity(speed), Float)
+    )
     with transaction() as session:
         offered = set(session.scalars(select(TextWaitingPrompt.id).where(gate)))
     worker = TextWorker(
@@ -492,36 +605,63 @@ def test_the_speed_gate_of_the_queue_is_that_of_the_rules(horde: ChatHorde, spee
         max_context_length=16384,
     )
     inputs = EligibilityInputs(
-        models=frozenset({MODEL}), owner_trusted=True, validated_backends=(), minimum_speed=0, now=utcnow()
+        models=frozenset({MODEL}),
+        owner_trusted=True,
+        validated_backends=(),
+        minimum_speed=0,
+        now=utcnow(),
     )
     for request_id, (is_chat, length) in ids.items():
-        facts = TextRequestFacts(user_id=1, is_chat=is_chat, models=(MODEL,), max_length=length, max_context_length=2048)
-        assert (request_id in offered) == (worker.can_generate_with_eligibility_inputs(facts, inputs) is None)
+        facts = TextRequestFacts(
+            user_id=1, is_chat=is_chat, models=(MODEL,), max_length=length, max_context_length=2048
+        )
+        assert (request_id in offered) == (
+            worker.can_generate_with_eligibility_inputs(facts, inputs) is None
+        )
 
 
 def test_an_aborted_job_over_capacity_is_counted(horde: ChatHorde) -> None:
     horde.take_nothing(max_length=1000)
     set_worker(speed=4.0)
-    horde.post("/generate/text/async", {"prompt": "Once", "models": [MODEL], "params": {"max_length": 600}}, horde.requester_key)
+    horde.post(
+        "/generate/text/async",
+        {"prompt": "Once", "models": [MODEL], "params": {"max_length": 600}},
+        horde.requester_key,
+    )
     horde.take(max_length=1000)
     with transaction() as session:
-        session.execute(update(TextProcessingGeneration).values(start_time=utcnow() - timedelta(minutes=5)))
-    outcomes, aborts = Counting("horde.text.gate_shadow.outcomes"), Counting("horde.text.stale_aborts")
+        session.execute(
+            update(TextProcessingGeneration).values(start_time=utcnow() - timedelta(minutes=5))
+        )
+    outcomes, aborts = (
+        Counting("horde.text.gate_shadow.outcomes"),
+        Counting("horde.text.stale_aborts"),
+    )
     threads.check_waiting_prompts()
-    attributes = {"horde.worker_trusted": True, "horde.size_bucket": "513-1024", "horde.outcome": "aborted"}
+    attributes = {
+        "horde.worker_trusted": True,
+        "horde.size_bucket": "513-1024",
+        "horde.outcome": "aborted",
+    }
     assert outcomes.read() == [(attributes, 1)]
     assert aborts.read() == [({"horde.worker_trusted": True, "horde.chat": False}, 1)]
 
 
-def test_an_assignment_over_capacity_is_logged_by_its_ids(horde: ChatHorde, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_assignment_over_capacity_is_logged_by_its_ids(
+    horde: ChatHorde, caplog: pytest.LogCaptureFixture
+) -> None:
     horde.take_nothing(max_length=1000)
     set_worker(speed=4.0)
     answer = horde.post(
-        "/generate/text/async", {"prompt": "Once", "models": [MODEL], "params": {"max_length": 600}}, horde.requester_key
+        "/generate/text/async",
+        {"prompt": "Once", "models": [MODEL], "params": {"max_length": 600}},
+        horde.requester_key,
     )
     with caplog.at_level(logging.INFO):
         job = horde.take(max_length=1000)
-    [record] = [record.__dict__ for record in caplog.records if record.message == "horde.pop.over_capacity"]
+    [record] = [
+        record.__dict__ for record in caplog.records if record.message == "horde.pop.over_capacity"
+    ]
     assert (record["job"], record["request"], record["worker"]) == (
         job["id"],
         answer.json["id"],

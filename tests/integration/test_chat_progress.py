@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Leases and streams on a real Redis: what one post, one end and one cancel do, each in one step."""
+"""Leases and streams on a real Redis: what one post, one end and one cancel do, each in one
+step.
+"""
 
 import subprocess
 import sys
@@ -73,7 +75,13 @@ def written(**changes: Any) -> StreamLease:
 
 
 def post(
-    of: StreamLease | UUID, seq: int, content: str = "Blue", reasoning: str = "", *, age: float = 0, key: str = KEY
+    of: StreamLease | UUID,
+    seq: int,
+    content: str = "Blue",
+    reasoning: str = "",
+    *,
+    age: float = 0,
+    key: str = KEY,
 ) -> AppendResult:
     generation_id = of if isinstance(of, UUID) else of.generation_id
     new = ProgressPost(generation_id=generation_id, seq=seq, content=content, reasoning=reasoning)
@@ -108,14 +116,23 @@ def test_a_lease_holds_what_the_route_needs(redis: Redis) -> None:
         "trusted": "1",
     }
     life = life_of(redis, f"horde:chat:lease:{held.generation_id}")
-    assert BASE + CHAT_PROGRESS_LEASE_GRACE_SECONDS - 60 < life <= BASE + CHAT_PROGRESS_LEASE_GRACE_SECONDS
+    assert (
+        BASE + CHAT_PROGRESS_LEASE_GRACE_SECONDS - 60
+        < life
+        <= BASE + CHAT_PROGRESS_LEASE_GRACE_SECONDS
+    )
 
 
 def test_posts_become_entries(redis: Redis) -> None:
     held = written()
     assert post(held, 1, "Bl").outcome is PostOutcome.ACCEPTED
     result = post(held, 2, "ue", "Hm.")
-    assert (result.outcome, result.seq, result.is_cancelled, result.owner_trusted) == (PostOutcome.ACCEPTED, 2, False, True)
+    assert (result.outcome, result.seq, result.is_cancelled, result.owner_trusted) == (
+        PostOutcome.ACCEPTED,
+        2,
+        False,
+        True,
+    )
     common = {"gen": str(held.generation_id), "worker": str(held.worker_id), "model": "a/model"}
     assert entries_of(redis, held.request_id) == [
         {"seq": "1", "content": "Bl", **common},
@@ -169,7 +186,10 @@ def test_a_post_without_a_lease_says_so(redis: Redis) -> None:
 def test_another_key_is_refused_and_leaves_nothing(redis: Redis) -> None:
     held = written()
     before = fields_of(redis, held)
-    assert post(held, 1, key=chat_progress.build_lease_owner_key("other")).outcome is PostOutcome.WRONG_KEY
+    assert (
+        post(held, 1, key=chat_progress.build_lease_owner_key("other")).outcome
+        is PostOutcome.WRONG_KEY
+    )
     assert fields_of(redis, held) == before
     assert entries_of(redis, held.request_id) == []
 
@@ -186,9 +206,18 @@ def test_a_repeated_post_is_accepted_again_and_changes_nothing(redis: Redis) -> 
 
 @pytest.mark.parametrize(
     ("seq", "content", "reasoning"),
-    [(1, "Bl", ""), (2, "other", ""), (2, "ue", "now with thoughts"), (4, "x", ""), (2**70, "x", ""), (2**53 + 1, "x", "")],
+    [
+        (1, "Bl", ""),
+        (2, "other", ""),
+        (2, "ue", "now with thoughts"),
+        (4, "x", ""),
+        (2**70, "x", ""),
+        (2**53 + 1, "x", ""),
+    ],
 )
-def test_another_seq_than_the_next_is_out_of_sequence(redis: Redis, seq: int, content: str, reasoning: str) -> None:
+def test_another_seq_than_the_next_is_out_of_sequence(
+    redis: Redis, seq: int, content: str, reasoning: str
+) -> None:
     held = written()
     post(held, 1, "Bl")
     post(held, 2, "ue")
@@ -223,7 +252,9 @@ def test_a_huge_post_is_refused_by_its_size(redis: Redis) -> None:
 
 def test_entries_are_capped(redis: Redis) -> None:
     held = written(max_bytes=10**9)
-    redis.hset(chat_progress.build_lease_key(held.generation_id), "seq", MAX_CHAT_PROGRESS_ENTRIES - 1)
+    redis.hset(
+        chat_progress.build_lease_key(held.generation_id), "seq", MAX_CHAT_PROGRESS_ENTRIES - 1
+    )
     assert post(held, MAX_CHAT_PROGRESS_ENTRIES).outcome is PostOutcome.ACCEPTED
     assert post(held, MAX_CHAT_PROGRESS_ENTRIES + 1).outcome is PostOutcome.CAP_REACHED
     assert post(held, MAX_CHAT_PROGRESS_ENTRIES).outcome is PostOutcome.ACCEPTED
@@ -233,7 +264,10 @@ def test_a_stream_is_trimmed(redis: Redis) -> None:
     held = written(max_bytes=10**9)
     with redis.pipeline() as steps:
         for _ in range(CHAT_PROGRESS_STREAM_MAX_ENTRIES + 500):
-            steps.xadd(chat_progress.build_stream_key(held.request_id), {"gen": "other", "seq": 1, "content": "x"})
+            steps.xadd(
+                chat_progress.build_stream_key(held.request_id),
+                {"gen": "other", "seq": 1, "content": "x"},
+            )
         steps.execute()
     post(held, 1)
     assert len(entries_of(redis, held.request_id)) < CHAT_PROGRESS_STREAM_MAX_ENTRIES + 200
@@ -252,8 +286,14 @@ def test_a_stream_is_trimmed(redis: Redis) -> None:
         ([150.0], 600, 300, [LeaseRenewal.GRANTED]),  # the last moment of the lease
         ([150.1], 600, 150, [None]),  # lapsed
         ([49.5, 60.0], 200, 200, [LeaseRenewal.GRANTED, LeaseRenewal.AT_CAP]),
-        ([140.0, 280.0, 420.0, 460.0, 461.0], 600, 600, [LeaseRenewal.GRANTED] * 4 + [LeaseRenewal.AT_CAP]),
-        ([140.0, 190.0, 201.0], 200, 200, [LeaseRenewal.GRANTED, LeaseRenewal.AT_CAP, None]),  # lapsed at its cap
+        (
+            [140.0, 280.0, 420.0, 460.0, 461.0],
+            600,
+            600,
+            [LeaseRenewal.GRANTED] * 4 + [LeaseRenewal.AT_CAP],
+        ),
+        # Lapsed at its cap.
+        ([140.0, 190.0, 201.0], 200, 200, [LeaseRenewal.GRANTED, LeaseRenewal.AT_CAP, None]),
     ],
 )
 def test_an_appended_post_moves_the_deadline(
@@ -271,7 +311,11 @@ def test_the_leases_life_moves_with_its_deadline(redis: Redis) -> None:
     redis.expire(chat_progress.build_lease_key(held.generation_id), 5)
     post(held, 1, age=100)
     life = life_of(redis, chat_progress.build_lease_key(held.generation_id))
-    assert 150 + CHAT_PROGRESS_LEASE_GRACE_SECONDS - 60 < life <= 150 + CHAT_PROGRESS_LEASE_GRACE_SECONDS
+    assert (
+        150 + CHAT_PROGRESS_LEASE_GRACE_SECONDS - 60
+        < life
+        <= 150 + CHAT_PROGRESS_LEASE_GRACE_SECONDS
+    )
 
 
 # Ends
@@ -283,7 +327,9 @@ def test_a_fault_marks_the_end_once(redis: Redis) -> None:
     chat_progress.end_progress_stream(held.generation_id)
     chat_progress.end_progress_stream(held.generation_id)
     assert fields_of(redis, held) == {}
-    assert entries_of(redis, held.request_id)[1:] == [{"gen": str(held.generation_id), "ended": "1"}]
+    assert entries_of(redis, held.request_id)[1:] == [
+        {"gen": str(held.generation_id), "ended": "1"}
+    ]
     assert parse_stream_entry(entries_of(redis, held.request_id)[1]).is_ended
     assert life_of(redis, f"horde:chat:stream:{held.request_id}") > 800
 
@@ -306,13 +352,22 @@ def test_a_cancel_flags_leases_that_exist_and_marks_their_ends(redis: Redis) -> 
     fake = written(is_fake=True, request_id=held.request_id)
     post(held, 1, age=10)
     for _ in range(2):
-        chat_progress.cancel_progress_streams([held.generation_id, gone.generation_id, fake.generation_id])
+        chat_progress.cancel_progress_streams(
+            [held.generation_id, gone.generation_id, fake.generation_id]
+        )
     assert fields_of(redis, gone) == {}
     assert (fields_of(redis, held)["cancelled"], fields_of(redis, fake)["cancelled"]) == ("1", "1")
-    assert entries_of(redis, held.request_id)[1:] == [{"gen": str(held.generation_id), "ended": "1"}]
+    assert entries_of(redis, held.request_id)[1:] == [
+        {"gen": str(held.generation_id), "ended": "1"}
+    ]
 
     result = post(held, 2, age=50)
-    assert (result.outcome, result.is_cancelled, result.renewal, result.job_ttl) == (PostOutcome.ACCEPTED, True, None, 160)
+    assert (result.outcome, result.is_cancelled, result.renewal, result.job_ttl) == (
+        PostOutcome.ACCEPTED,
+        True,
+        None,
+        160,
+    )
     assert post(held, 2, age=50).is_cancelled
     assert post(fake, 1).is_cancelled
     assert [entry.get("seq") for entry in entries_of(redis, held.request_id)] == ["1", None, "2"]
@@ -325,7 +380,11 @@ def test_a_fake_is_answered_alike_and_streams_nothing(redis: Redis) -> None:
     real, fake = written(max_bytes=12), written(max_bytes=12, is_fake=True)
     steps = [(1, "Bl"), (1, "Bl"), (1, "other"), (3, "x"), (2, "x" * 20), (2, "y")]
     answers = [
-        [(result.outcome, result.seq, result.job_ttl) for seq, text in steps if (result := post(of, seq, text, age=seq))]
+        [
+            (result.outcome, result.seq, result.job_ttl)
+            for seq, text in steps
+            if (result := post(of, seq, text, age=seq))
+        ]
         for of in (real, fake)
     ]
     assert answers[0] == answers[1]
@@ -391,7 +450,9 @@ def test_of_posts_at_once_each_number_is_taken_once(redis: Redis) -> None:
     with ThreadPoolExecutor(8) as pool:
         outcomes = [outcome for outcomes in pool.map(run, range(8)) for outcome in outcomes]
     entries = entries_of(redis, held.request_id)
-    assert [entry["seq"] for entry in entries] == [str(number) for number in range(1, len(entries) + 1)]
+    assert [entry["seq"] for entry in entries] == [
+        str(number) for number in range(1, len(entries) + 1)
+    ]
     assert outcomes.count(PostOutcome.ACCEPTED) == len(entries)
     assert int(fields_of(redis, held)["bytes"]) == sum(len(entry["content"]) for entry in entries)
 
@@ -409,14 +470,21 @@ def test_without_redis_writes_are_logged_alone_and_posts_are_told(
     chat_progress.end_progress_stream(held.generation_id)
     chat_progress.cancel_progress_streams([held.generation_id])
     assert chat_progress.read_posted_progress(held.request_id, [held.generation_id]) == {}
-    failed = [record.__dict__["step"] for record in caplog.records if record.message == "horde.chat_progress.failed"]
+    failed = [
+        record.__dict__["step"]
+        for record in caplog.records
+        if record.message == "horde.chat_progress.failed"
+    ]
     assert failed == ["write_lease", "delete_lease", "end_stream", "cancel_streams", "read_posted"]
     with pytest.raises(redis_ctrl.RedisUnavailable):
         post(held, 1)
 
 
 def test_a_reader_needs_no_database() -> None:
-    code = "import sys, horde.chat_progress; sys.exit(any(name in sys.modules for name in ('sqlalchemy', 'flask', 'psycopg2')))"
+    code = (
+        "import sys, horde.chat_progress; sys.exit(any(name in sys.modules for name in"
+        " ('sqlalchemy', 'flask', 'psycopg2')))"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 

@@ -50,7 +50,8 @@ class Heard(list[dict[str, Any]]):
 
 @pytest.fixture
 def subscriber(service_urls: ServiceAddresses) -> Iterator[Redis]:
-    with Redis.from_url(f"{service_urls.redis_url}/0", decode_responses=True) as client:  # any database hears them
+    # Any database hears them.
+    with Redis.from_url(f"{service_urls.redis_url}/0", decode_responses=True) as client:
         yield client
 
 
@@ -96,7 +97,9 @@ def test_replies_to_fakes_are_in_no_count(horde: ChatHorde, subscriber: Redis, w
             assert horde.cancel(request_id).status_code == 200
         else:
             with transaction() as session:
-                session.execute(update(WaitingPrompt).values(expiry=utcnow() - timedelta(seconds=1)))
+                session.execute(
+                    update(WaitingPrompt).values(expiry=utcnow() - timedelta(seconds=1))
+                )
             threads.check_waiting_prompts()
     expected = {
         "reply": [("generation", 1), ("done", 1)],
@@ -112,7 +115,8 @@ def test_the_end_of_a_fake_is_not_told(horde: ChatHorde, subscriber: Redis) -> N
     request_id = horde.queue(stream=True)
     worker_id = make_worker(horde.owner_id)
     replied, *faulted = [
-        str(make_job(UUID(request_id), worker_id, fake=True, model=MODEL, assigned_model=MODEL)) for _ in range(4)
+        str(make_job(UUID(request_id), worker_id, fake=True, model=MODEL, assigned_model=MODEL))
+        for _ in range(4)
     ]
     with listening(subscriber, request_id) as heard:
         assert horde.reply(replied).json["reward"] > 0
@@ -121,10 +125,17 @@ def test_the_end_of_a_fake_is_not_told(horde: ChatHorde, subscriber: Redis) -> N
         threads.check_waiting_prompts()
     assert heard == []
     status = horde.status(request_id)
-    assert (status["done"], status["faulted"], status["waiting"], status["finished"]) == (False, False, 1, 0)
+    assert (status["done"], status["faulted"], status["waiting"], status["finished"]) == (
+        False,
+        False,
+        1,
+        0,
+    )
 
 
-def test_a_refused_reply_and_a_first_fault_tell_nothing(horde: ChatHorde, subscriber: Redis) -> None:
+def test_a_refused_reply_and_a_first_fault_tell_nothing(
+    horde: ChatHorde, subscriber: Redis
+) -> None:
     request_id, job = horde.serve()
     with listening(subscriber, request_id) as heard:
         assert horde.reply(job["id"], finish_reason="eos").status_code == 400
@@ -156,7 +167,10 @@ def test_a_reply_after_a_cancel_ends_the_request(horde: ChatHorde, subscriber: R
     [
         (
             "prompt_overflow",
-            {"fault_reason": "The worker could not fit the prompt into its context.", "fault_rc": "ChatWorkerFault"},
+            {
+                "fault_reason": "The worker could not fit the prompt into its context.",
+                "fault_rc": "ChatWorkerFault",
+            },
         ),
         ("disk full on alice-pc", {}),
         (None, {}),
@@ -175,7 +189,9 @@ def test_the_third_fault_is_told_with_its_reason(
     assert heard == [{"id": request_id, "event": "faulted", "generations": 0} | expected]
 
 
-def test_a_third_fault_after_a_cancel_leaves_the_request_cancelled(horde: ChatHorde, subscriber: Redis) -> None:
+def test_a_third_fault_after_a_cancel_leaves_the_request_cancelled(
+    horde: ChatHorde, subscriber: Redis
+) -> None:
     request_id, job = horde.serve()
     for _ in range(2):
         assert horde.fault(job["id"]).status_code == 200
@@ -196,7 +212,11 @@ def test_the_third_lapsed_lease_is_told(horde: ChatHorde, subscriber: Redis) -> 
         for _ in range(3):
             horde.take()
             with transaction() as session:
-                session.execute(update(TextProcessingGeneration).values(start_time=utcnow() - timedelta(minutes=5)))
+                session.execute(
+                    update(TextProcessingGeneration).values(
+                        start_time=utcnow() - timedelta(minutes=5)
+                    )
+                )
             threads.check_waiting_prompts()
     assert heard.events == [("faulted", 0)]
     assert horde.status(request_id)["faulted"]
@@ -215,7 +235,9 @@ def test_an_expiry_is_told_when_the_row_is_gone(horde: ChatHorde, subscriber: Re
     assert horde.get(f"/generate/chat/status/{request_id}").status_code == 404
 
 
-def test_an_expiry_and_a_late_fault_are_committed_before_they_are_told(horde: ChatHorde, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_expiry_and_a_late_fault_are_committed_before_they_are_told(
+    horde: ChatHorde, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever is woken reads the state as it stays: 404, or a request that is faulted."""
     horde.take_nothing()
     expired, failing = horde.queue(), horde.queue()
@@ -224,7 +246,9 @@ def test_an_expiry_and_a_late_fault_are_committed_before_they_are_told(horde: Ch
         make_job(UUID(failing), worker_id, faulted=True)
     with transaction() as session:
         session.execute(
-            update(WaitingPrompt).where(WaitingPrompt.id == UUID(expired)).values(expiry=utcnow() - timedelta(seconds=1))
+            update(WaitingPrompt)
+            .where(WaitingPrompt.id == UUID(expired))
+            .values(expiry=utcnow() - timedelta(seconds=1))
         )
     seen: dict[str, tuple[int, bool | None, bool]] = {}
 
@@ -250,7 +274,11 @@ def test_a_signal_that_is_lost_is_logged_and_counted(
         away.setattr(redis_ctrl, "call", fail)
         assert horde.reply(job["id"]).status_code == 200
     assert failures.read() == [({}, 2)]
-    lost = [record.__dict__["channel"] for record in caplog.records if record.message == "horde.chat_signal.failed"]
+    lost = [
+        record.__dict__["channel"]
+        for record in caplog.records
+        if record.message == "horde.chat_signal.failed"
+    ]
     assert lost == [f"horde:chat:{request_id}"] * 2
 
 
@@ -286,7 +314,9 @@ def test_a_settled_job_tells_of_the_cancel_alone(horde: ChatHorde, subscriber: R
 def test_the_stream_says_it_before_the_signal_does(
     horde: ChatHorde, subscriber: Redis, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    """Whoever is woken finds the lease gone or flagged, the end marked, and the rows as they stay."""
+    """Whoever is woken finds the lease gone or flagged, the end marked, and the rows as they
+    stay.
+    """
     request_id, job = horde.serve(stream=True)
     for _ in range(2):
         horde.fault(job["id"])
@@ -295,12 +325,21 @@ def test_the_stream_says_it_before_the_signal_does(
 
     def look(_channel: str, message: dict[str, Any]) -> None:
         lease = f"horde:chat:lease:{job['id']}"
-        entries = redis_ctrl.call(7, lambda client: client.xrange(f"horde:chat:stream:{request_id}"))
+        entries = redis_ctrl.call(
+            7, lambda client: client.xrange(f"horde:chat:stream:{request_id}")
+        )
         has_ended = any(fields.get("ended") for _, fields in entries if fields["gen"] == job["id"])
         is_flagged = redis_ctrl.call(7, lambda client: client.hget(lease, "cancelled"))
         done = horde.status(request_id)["done"]
         assert done
-        seen.append((message["event"], has_ended, is_flagged, redis_ctrl.call(7, lambda client: bool(client.exists(lease)))))
+        seen.append(
+            (
+                message["event"],
+                has_ended,
+                is_flagged,
+                redis_ctrl.call(7, lambda client: bool(client.exists(lease))),
+            )
+        )
 
     monkeypatch.setattr(chat_signal, "publish_chat_message", look)
     if way == "submit":
@@ -311,7 +350,9 @@ def test_the_stream_says_it_before_the_signal_does(
         assert horde.cancel(request_id).status_code == 200
     else:
         with transaction() as session:
-            session.execute(update(TextProcessingGeneration).values(start_time=utcnow() - timedelta(minutes=5)))
+            session.execute(
+                update(TextProcessingGeneration).values(start_time=utcnow() - timedelta(minutes=5))
+            )
         threads.check_waiting_prompts()
     assert (
         seen
@@ -337,7 +378,9 @@ def test_maintenance_lets_a_streamed_job_settle(horde: ChatHorde, subscriber: Re
     assert horde.status(waiting)["done"]
 
 
-def test_without_redis_everything_is_answered(horde: ChatHorde, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_redis_everything_is_answered(
+    horde: ChatHorde, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object, **__: object) -> None:
         raise redis_ctrl.RedisUnavailable("away")
 

@@ -55,7 +55,13 @@ def horde(module_horde: ChatHorde) -> ChatHorde:
 
 
 def get_counts(status: dict[str, Any]) -> tuple[int, int, int, int, bool]:
-    return status["waiting"], status["processing"], status["finished"], status["restarted"], status["done"]
+    return (
+        status["waiting"],
+        status["processing"],
+        status["finished"],
+        status["restarted"],
+        status["done"],
+    )
 
 
 def test_a_request_from_its_queueing_to_its_end(horde: ChatHorde) -> None:
@@ -68,7 +74,11 @@ def test_a_request_from_its_queueing_to_its_end(horde: ChatHorde) -> None:
     job = horde.take()
     status = horde.status(first)
     assert get_counts(status) == (0, 1, 0, 0, False)
-    assert (status["queue_position"], status["is_possible"], status["eligible_workers"]) == (0, True, 1)
+    assert (status["queue_position"], status["is_possible"], status["eligible_workers"]) == (
+        0,
+        True,
+        1,
+    )
     assert 5 <= status["wait_time"] <= 10
     assert horde.fault(job["id"]).status_code == 200
     assert get_counts(horde.status(first)) == (1, 0, 0, 1, False)
@@ -80,7 +90,9 @@ def test_a_request_from_its_queueing_to_its_end(horde: ChatHorde) -> None:
     assert "messages" not in str(status)
 
 
-def test_a_status_read_across_a_submit_is_of_one_moment(horde: ChatHorde, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_status_read_across_a_submit_is_of_one_moment(
+    horde: ChatHorde, monkeypatch: pytest.MonkeyPatch
+) -> None:
     request_id, job = horde.serve()
     list_jobs = text_status._list_jobs
 
@@ -107,7 +119,9 @@ def test_the_wait_counts_from_the_creation_to_the_pop_of_the_job_shown(horde: Ch
     assert horde.status(request_id)["generations"][0]["queue_wait_seconds"] == 30.25
 
 
-@pytest.mark.parametrize("path", ["nonsense", "6ba7b810-9dad-11d1-80b4-00c04fd430c8", "00000000000000000000000000000000"])
+@pytest.mark.parametrize(
+    "path", ["nonsense", "6ba7b810-9dad-11d1-80b4-00c04fd430c8", "00000000000000000000000000000000"]
+)
 def test_an_unknown_id_is_not_found(horde: ChatHorde, path: str) -> None:
     for answer in (horde.get(f"/generate/chat/status/{path}"), horde.cancel(path)):
         assert (answer.status_code, answer.json["rc"]) == (404, "RequestNotFound")
@@ -116,7 +130,9 @@ def test_an_unknown_id_is_not_found(horde: ChatHorde, path: str) -> None:
 def test_the_families_do_not_see_each_other(horde: ChatHorde) -> None:
     horde.take_nothing()
     chat_id = horde.queue()
-    answer = horde.post("/generate/text/async", {"prompt": "Once", "models": [MODEL]}, horde.requester_key)
+    answer = horde.post(
+        "/generate/text/async", {"prompt": "Once", "models": [MODEL]}, horde.requester_key
+    )
     text_id = answer.json["id"]
     for family, request_id in (("text", chat_id), ("chat", text_id)):
         path = f"/generate/{family}/status/{request_id}"
@@ -129,11 +145,26 @@ def test_the_families_do_not_see_each_other(horde: ChatHorde) -> None:
 
 def test_a_text_generation_shows_no_chat_key(horde: ChatHorde) -> None:
     horde.take_nothing()
-    answer = horde.post("/generate/text/async", {"prompt": "Once", "models": [MODEL]}, horde.requester_key)
+    answer = horde.post(
+        "/generate/text/async", {"prompt": "Once", "models": [MODEL]}, horde.requester_key
+    )
     job = horde.take()
-    assert horde.post("/generate/text/submit", {"id": job["id"], "generation": "upon"}, horde.owner_key).status_code == 200
+    assert (
+        horde.post(
+            "/generate/text/submit", {"id": job["id"], "generation": "upon"}, horde.owner_key
+        ).status_code
+        == 200
+    )
     [shown] = horde.get(f"/generate/text/status/{answer.json['id']}").json["generations"]
-    assert set(shown) == {"text", "seed", "gen_metadata", "worker_id", "worker_name", "model", "state"}
+    assert set(shown) == {
+        "text",
+        "seed",
+        "gen_metadata",
+        "worker_id",
+        "worker_name",
+        "model",
+        "state",
+    }
 
 
 def test_an_expired_request_is_not_found(horde: ChatHorde) -> None:
@@ -144,18 +175,25 @@ def test_an_expired_request_is_not_found(horde: ChatHorde) -> None:
     assert horde.get(f"/generate/chat/status/{request_id}").status_code == 404
 
 
-# --- impossible -----------------------------------------------------------------------------------------------------
+# --- impossible
+# -----------------------------------------------------------------------------------------------------
 
 
 def test_a_gap_is_told_only_while_every_worker_has_one(horde: ChatHorde) -> None:
     horde.take_nothing(chat_features=["prompt_overflow_refused"])
     request_id = horde.queue(seed=1, tools=[build_tool()])
-    gap = {"kind": "declaration_gap", "missing_declarations": ["seed", "tools"], "exceeded_limits": []}
+    gap = {
+        "kind": "declaration_gap",
+        "missing_declarations": ["seed", "tools"],
+        "exceeded_limits": [],
+    }
     status = horde.status(request_id)
     assert (status["is_possible"], status["impossible_reason"]) == (False, gap)
     horde.take_nothing(name="second", chat_features=["prompt_overflow_refused", "tools"])
     assert horde.status(request_id)["impossible_reason"] == gap
-    assert horde.take(name="third", chat_features=["prompt_overflow_refused", "tools", "seed"])["chat"]
+    assert horde.take(name="third", chat_features=["prompt_overflow_refused", "tools", "seed"])[
+        "chat"
+    ]
     status = horde.status(request_id)
     assert (status["is_possible"], status["impossible_reason"]) == (True, None)
 
@@ -175,7 +213,9 @@ def test_workers_the_queue_never_asks_do_not_hide_a_gap(horde: ChatHorde) -> Non
     both = ["prompt_overflow_refused", "seed"]
     make_chat_worker(horde.owner_id, MODEL, chat_features=both, bridge_agent="unknown:1:here")
     make_chat_worker(horde.owner_id, MODEL, chat_features=both, maintenance=True)
-    make_chat_worker(horde.owner_id, MODEL, chat_features=both, last_check_in=utcnow() - timedelta(minutes=6))
+    make_chat_worker(
+        horde.owner_id, MODEL, chat_features=both, last_check_in=utcnow() - timedelta(minutes=6)
+    )
     make_worker(horde.owner_id, (MODEL,))
     status = horde.status(horde.queue(seed=1, horde={"validated_backends": True}))
     assert status["impossible_reason"] == {
@@ -195,7 +235,10 @@ def test_no_reason_while_a_job_is_in_flight_or_nobody_is_online(horde: ChatHorde
     assert horde.fault(job["id"]).status_code == 200
     forget_cached_availability()  # what was possible is believed for a minute
     status = horde.status(request_id)
-    assert (status["is_possible"], status["impossible_reason"]["missing_declarations"]) == (False, ["prompt_overflow_refused"])
+    assert (status["is_possible"], status["impossible_reason"]["missing_declarations"]) == (
+        False,
+        ["prompt_overflow_refused"],
+    )
     with transaction() as session:
         session.execute(update(Worker).values(last_check_in=utcnow() - timedelta(minutes=6)))
     forget_cached_availability()
@@ -212,7 +255,8 @@ def test_a_declaration_that_shrinks_makes_a_length_gap(horde: ChatHorde) -> None
     assert reason["exceeded_limits"] == ["max_context_length", "max_length"]
 
 
-# --- cancel ---------------------------------------------------------------------------------------------------------
+# --- cancel
+# ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_queued_request_is_cancelled_once(horde: ChatHorde) -> None:
@@ -243,7 +287,12 @@ def test_a_fault_after_the_cancel_restarts_nothing(horde: ChatHorde) -> None:
     horde.cancel(request_id)
     assert horde.fault(job["id"]).status_code == 200
     status = horde.status(request_id)
-    assert (status["done"], status["waiting"], status["processing"], status["generations"]) == (True, 0, 0, [])
+    assert (status["done"], status["waiting"], status["processing"], status["generations"]) == (
+        True,
+        0,
+        0,
+        [],
+    )
     horde.take_nothing()
     row = find_job_row(UUID(job["id"]))
     assert row is not None

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Images and offloaded messages of chat requests: how workers get them, and that they go with their request."""
+"""Images and offloaded messages of chat requests: how workers get them, and that they go with their
+request.
+"""
 
 import base64
 import http.client
@@ -109,14 +111,18 @@ def get_transport(job: dict[str, Any]) -> str | None:
 def expire(request_id: UUID) -> None:
     with transaction() as session:
         session.execute(
-            text("UPDATE waiting_prompts SET expiry = :then WHERE id = :id"), {"then": utcnow() - LONG_AGO, "id": request_id}
+            text("UPDATE waiting_prompts SET expiry = :then WHERE id = :id"),
+            {"then": utcnow() - LONG_AGO, "id": request_id},
         )
 
 
-# --- how workers get them -------------------------------------------------------------------------------------------
+# --- how workers get them
+# -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("transports", [["url"], ["url", "base64"], ["base64", "messages_url", "url"]])
+@pytest.mark.parametrize(
+    "transports", [["url"], ["url", "base64"], ["base64", "messages_url", "url"]]
+)
 def test_a_worker_that_fetches_gets_signed_urls(horde: ChatHorde, transports: list[str]) -> None:
     request_id = make_stored_chat(horde.requester_id, image_count=3)
     job = horde.take(chat_features=VISION, image_transports=transports)
@@ -131,7 +137,9 @@ def test_a_worker_that_fetches_gets_signed_urls(horde: ChatHorde, transports: li
 
 
 @pytest.mark.parametrize("transports", [["base64"], ["base64", "messages_url"]])
-def test_a_worker_with_base64_alone_gets_the_stored_bytes(horde: ChatHorde, transports: list[str]) -> None:
+def test_a_worker_with_base64_alone_gets_the_stored_bytes(
+    horde: ChatHorde, transports: list[str]
+) -> None:
     make_stored_chat(horde.requester_id, image_count=2)
     job = horde.take(chat_features=VISION, image_transports=transports)
     assert list_sent_urls(job["payload"]["messages"]) == [
@@ -164,10 +172,15 @@ def test_urls_hold_for_a_job_that_may_last_longer() -> None:
         {"chat_features": VISION, "image_transports": ["messages_url"]},
         {"chat_features": VISION, "image_transports": []},
         {"chat_features": VISION, "image_transports": None},
-        {"chat_features": ["prompt_overflow_refused"], "image_transports": ["url", "base64", "messages_url"]},
+        {
+            "chat_features": ["prompt_overflow_refused"],
+            "image_transports": ["url", "base64", "messages_url"],
+        },
     ],
 )
-def test_images_need_vision_and_url_or_base64(horde: ChatHorde, declared: dict[str, Any], is_offloaded: bool) -> None:
+def test_images_need_vision_and_url_or_base64(
+    horde: ChatHorde, declared: dict[str, Any], is_offloaded: bool
+) -> None:
     make_stored_chat(horde.requester_id, is_offloaded=is_offloaded)
     horde.take_nothing(**declared)
     assert horde.take(chat_features=VISION, image_transports=["base64"])["chat"]
@@ -193,7 +206,9 @@ def test_offloaded_messages_are_one_url_for_two_minutes(horde: ChatHorde) -> Non
     assert get_lifetime(url) == 120
     status, body = fetch(url)
     assert status == 200
-    assert [base64.b64decode(sent.partition(",")[2]) for sent in list_sent_urls(json.loads(body))] == [
+    assert [
+        base64.b64decode(sent.partition(",")[2]) for sent in list_sent_urls(json.loads(body))
+    ] == [
         build_jpeg(0),
         build_jpeg(1),
     ]
@@ -228,8 +243,13 @@ def test_signing_needs_no_store_and_the_store_is_asked_with_no_row_locked(
 
     def get_object(key: str) -> bytes:
         with transaction() as session:  # another connection: it may lock the row, and sees the job
-            session.execute(text("SELECT 1 FROM waiting_prompts WHERE id = :id FOR UPDATE NOWAIT"), {"id": request_id})
-            count = session.scalar(text("SELECT count(*) FROM processing_gens WHERE wp_id = :id"), {"id": request_id})
+            session.execute(
+                text("SELECT 1 FROM waiting_prompts WHERE id = :id FOR UPDATE NOWAIT"),
+                {"id": request_id},
+            )
+            count = session.scalar(
+                text("SELECT count(*) FROM processing_gens WHERE wp_id = :id"), {"id": request_id}
+            )
             seen.append(count == 1)
         return read(key)
 
@@ -246,7 +266,10 @@ def test_a_job_whose_images_cannot_be_read_is_given_back(horde: ChatHorde, gate:
     request_id = make_stored_chat(horde.requester_id)
     gate.close()
     answer = horde.pop(chat_features=VISION, image_transports=["base64"])
-    assert (answer.status_code, answer.json and answer.json["rc"]) == (503, "ChatImageStorageUnavailable")
+    assert (answer.status_code, answer.json and answer.json["rc"]) == (
+        503,
+        "ChatImageStorageUnavailable",
+    )
     request = find_request(request_id)
     assert request is not None
     assert (request.n, request.faulted) == (1, False)
@@ -259,7 +282,9 @@ def test_a_job_whose_images_cannot_be_read_is_given_back(horde: ChatHorde, gate:
     assert horde.reply(job["id"]).status_code == 200
 
 
-def test_while_the_store_is_left_alone_images_that_would_have_to_be_read_wait(horde: ChatHorde, gate: TcpGate) -> None:
+def test_while_the_store_is_left_alone_images_that_would_have_to_be_read_wait(
+    horde: ChatHorde, gate: TcpGate
+) -> None:
     """Else each pop would give the job back, and the third one would end the request."""
     horde.take_nothing(chat_features=VISION)
     request_id = make_stored_chat(horde.requester_id)
@@ -294,13 +319,16 @@ def test_a_request_whose_images_are_gone_ends_as_faulted(horde: ChatHorde) -> No
 
 
 @pytest.mark.parametrize("transport", ["url", "base64", "messages_url"])
-def test_a_job_with_images_costs_the_database_what_any_job_costs(horde: ChatHorde, transport: str) -> None:
+def test_a_job_with_images_costs_the_database_what_any_job_costs(
+    horde: ChatHorde, transport: str
+) -> None:
     declared = {"chat_features": VISION, "image_transports": [transport, "base64"]}
     horde.take_nothing(**declared)
     make_stored_chat(horde.requester_id, image_count=2, is_offloaded=True)
     horde.take(**declared)  # the process meets the class of the request
     make_stored_chat(horde.requester_id, image_count=2, is_offloaded=True)
-    with transaction() as session:  # between two check-ins: one that is due costs every pop a statement more
+    # Between two check-ins: one that is due costs every pop a statement more.
+    with transaction() as session:
         seen = {"then": utcnow() - timedelta(hours=1), "now": utcnow()}
         session.execute(text("UPDATE workers SET created = :then, last_check_in = :now"), seen)
     with counting() as counted:
@@ -310,7 +338,8 @@ def test_a_job_with_images_costs_the_database_what_any_job_costs(horde: ChatHord
     assert counted.transactions <= 2
 
 
-# --- they go with their request --------------------------------------------------------------------------------------
+# --- they go with their request
+# --------------------------------------------------------------------------------------
 
 
 def test_an_expired_request_takes_its_objects_along(horde: ChatHorde) -> None:
@@ -361,7 +390,9 @@ def test_a_deleted_shared_key_takes_the_objects_of_its_requests_along(horde: Cha
     assert count_stored(list_keys(request_id, image_count=2)) == 0
 
 
-def test_objects_that_the_store_keeps_wait_and_go_when_it_is_back(horde: ChatHorde, gate: TcpGate) -> None:
+def test_objects_that_the_store_keeps_wait_and_go_when_it_is_back(
+    horde: ChatHorde, gate: TcpGate
+) -> None:
     request_id = make_stored_chat(horde.requester_id, image_count=2, is_offloaded=True)
     keys = list_keys(request_id, image_count=2, is_offloaded=True)
     expire(request_id)
@@ -370,7 +401,10 @@ def test_objects_that_the_store_keeps_wait_and_go_when_it_is_back(horde: ChatHor
     threads.check_waiting_prompts()
     assert find_request(request_id) is None, "the request does not wait for the store"
     assert list_waiting_deletes() == set(keys)
-    assert redis_ctrl.call(redis_ctrl.cache_db, lambda client: client.ttl(CHAT_IMAGE_DELETE_RETRY_KEY)) == -1
+    assert (
+        redis_ctrl.call(redis_ctrl.cache_db, lambda client: client.ttl(CHAT_IMAGE_DELETE_RETRY_KEY))
+        == -1
+    )
     threads.check_waiting_prompts()
     assert list_waiting_deletes() == set(keys)
     open_store(gate)
@@ -392,7 +426,10 @@ def test_a_tick_retries_a_thousand(horde: ChatHorde, monkeypatch: pytest.MonkeyP
 
 
 def test_past_its_bound_the_set_takes_no_more_and_the_rest_is_logged(
-    horde: ChatHorde, gate: TcpGate, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    horde: ChatHorde,
+    gate: TcpGate,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(waiting_prompt, "MAX_CHAT_IMAGE_DELETE_RETRY_KEYS", 3)
     counting = Counting("horde.store.deletes")
@@ -401,14 +438,22 @@ def test_past_its_bound_the_set_takes_no_more_and_the_rest_is_logged(
         delete_stored_chat_images(["a_chat_0.jpg", "b_chat_0.jpg"])
         delete_stored_chat_images(["a_chat_0.jpg", "c_chat_0.jpg", "d_chat_0.jpg", "b_chat_0.jpg"])
     assert list_waiting_deletes() == {"a_chat_0.jpg", "b_chat_0.jpg", "c_chat_0.jpg"}
-    assert [record.__dict__["keys"] for record in caplog.records if record.message == "horde.store.delete_lost"] == [
-        ["d_chat_0.jpg"]
-    ]
-    assert {str(attributes["horde.outcome"]): count for attributes, count in counting.read()} == {"queued": 5, "lost": 1}
+    assert [
+        record.__dict__["keys"]
+        for record in caplog.records
+        if record.message == "horde.store.delete_lost"
+    ] == [["d_chat_0.jpg"]]
+    assert {str(attributes["horde.outcome"]): count for attributes, count in counting.read()} == {
+        "queued": 5,
+        "lost": 1,
+    }
 
 
 def test_without_redis_and_store_a_key_is_logged_and_nothing_fails(
-    horde: ChatHorde, gate: TcpGate, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    horde: ChatHorde,
+    gate: TcpGate,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def fail(*_: object) -> None:
         raise RedisUnavailable("away")
@@ -420,9 +465,11 @@ def test_without_redis_and_store_a_key_is_logged_and_nothing_fails(
     with caplog.at_level(logging.ERROR):
         threads.check_waiting_prompts()
     assert find_request(request_id) is None
-    assert [record.__dict__["keys"] for record in caplog.records if record.message == "horde.store.delete_lost"] == [
-        list_keys(request_id)
-    ]
+    assert [
+        record.__dict__["keys"]
+        for record in caplog.records
+        if record.message == "horde.store.delete_lost"
+    ] == [list_keys(request_id)]
 
 
 def test_without_redis_alone_objects_go(horde: ChatHorde, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -450,7 +497,9 @@ def test_without_a_store_nothing_waits_for_its_deletion(horde: ChatHorde) -> Non
         r2.connect(config)
 
 
-def test_a_cleaner_that_dies_after_the_commit_orphans_nothing(horde: ChatHorde, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cleaner_that_dies_after_the_commit_orphans_nothing(
+    horde: ChatHorde, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Killed(BaseException):
         pass
 
@@ -495,7 +544,9 @@ def test_a_pop_and_the_expiry_never_both_get_a_request(horde: ChatHorde) -> None
     """A job's images are there to be read for as long as it may run, whoever comes first."""
     horde.take_nothing(chat_features=VISION)
     for _ in range(10):
-        request_id = make_stored_chat(horde.requester_id, expiry=utcnow() + timedelta(milliseconds=30))
+        request_id = make_stored_chat(
+            horde.requester_id, expiry=utcnow() + timedelta(milliseconds=30)
+        )
         barrier = threading.Barrier(2)
 
         def clean(barrier: threading.Barrier = barrier) -> int:
@@ -523,5 +574,11 @@ def test_a_pop_and_the_expiry_never_both_get_a_request(horde: ChatHorde) -> None
 def test_a_worker_of_an_older_declaration_is_judged_by_its_row(horde: ChatHorde) -> None:
     """Availability reads the stored declaration, with the same rule as the pop."""
     request_id = make_stored_chat(horde.requester_id)
-    make_chat_worker(horde.owner_id, MODEL, chat_features=VISION, image_transports=["base64"], last_check_in=utcnow())
+    make_chat_worker(
+        horde.owner_id,
+        MODEL,
+        chat_features=VISION,
+        image_transports=["base64"],
+        last_check_in=utcnow(),
+    )
     assert horde.status(str(request_id))["is_possible"] is True

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Submitting a chat job: the shape, the verification under both modes, what a refusal leaves, faults and the price."""
+"""Submitting a chat job: the shape, the verification under both modes, what a refusal leaves,
+faults and the price.
+"""
 
 import logging
 import threading
@@ -53,7 +55,10 @@ COLOUR = {
 
 
 def schema_format(schema: Any, *, strict: bool = True) -> dict[str, Any]:
-    return {"type": "json_schema", "json_schema": {"name": "colour", "strict": strict, "schema": schema}}
+    return {
+        "type": "json_schema",
+        "json_schema": {"name": "colour", "strict": strict, "schema": schema},
+    }
 
 
 @pytest.fixture(scope="module")
@@ -89,25 +94,50 @@ def is_pending(job_id: str) -> bool:
 def get_charges(job_id: str) -> list[Decimal]:
     """What the job's worker earned."""
     with transaction() as session:
-        statement = select(KudosPosting.amount).where(KudosPosting.event_id == UUID(job_id), KudosPosting.amount > 0)
+        statement = select(KudosPosting.amount).where(
+            KudosPosting.event_id == UUID(job_id), KudosPosting.amount > 0
+        )
         return list(session.scalars(statement))
 
 
-# --- the shape ------------------------------------------------------------------------------------------------------
+# --- the shape
+# ------------------------------------------------------------------------------------------------------
 
 
 def test_a_reply_is_stored_whole(horde: ChatHorde) -> None:
     request_id, job_id = start_job(horde)
     answer = horde.reply(
-        job_id, "Blue\x00.", reasoning_content="Hm\x00", native_finish_reason="eos", prompt_tokens=0, reasoning_tokens=0
+        job_id,
+        "Blue\x00.",
+        reasoning_content="Hm\x00",
+        native_finish_reason="eos",
+        prompt_tokens=0,
+        reasoning_tokens=0,
     )
     assert answer.status_code == 200
     assert type(answer.json["reward"]) is float
     shown = horde.status(request_id)["generations"][0]
-    assert shown["message"] == {"role": "assistant", "content": "Blue\ufffd.", "reasoning_content": "Hm\ufffd"}
-    assert (shown["text"], shown["finish_reason"], shown["native_finish_reason"]) == ("Blue\ufffd.", "stop", "eos")
-    assert (shown["prompt_tokens"], shown["completion_tokens"], shown["reasoning_tokens"]) == (0, None, 0)
-    assert (shown["charge_basis"], shown["state"], shown["seed"], shown["gen_metadata"]) == ("output_estimate", "ok", 0, [])
+    assert shown["message"] == {
+        "role": "assistant",
+        "content": "Blue\ufffd.",
+        "reasoning_content": "Hm\ufffd",
+    }
+    assert (shown["text"], shown["finish_reason"], shown["native_finish_reason"]) == (
+        "Blue\ufffd.",
+        "stop",
+        "eos",
+    )
+    assert (shown["prompt_tokens"], shown["completion_tokens"], shown["reasoning_tokens"]) == (
+        0,
+        None,
+        0,
+    )
+    assert (shown["charge_basis"], shown["state"], shown["seed"], shown["gen_metadata"]) == (
+        "output_estimate",
+        "ok",
+        0,
+        [],
+    )
 
 
 def test_an_unpaired_surrogate_in_a_reply_is_replaced(horde: ChatHorde) -> None:
@@ -119,7 +149,9 @@ def test_an_unpaired_surrogate_in_a_reply_is_replaced(horde: ChatHorde) -> None:
 def test_what_backends_add_is_left_out(horde: ChatHorde) -> None:
     request_id, job_id = start_job(horde, tools=TOOLS)
     call = build_call() | {"index": 0}
-    body = build_chat_submit_body(job_id, None, tool_calls=[call], finish_reason="tool_calls", extra="ignored")
+    body = build_chat_submit_body(
+        job_id, None, tool_calls=[call], finish_reason="tool_calls", extra="ignored"
+    )
     body["message"]["refusal"] = None
     assert horde.post("/generate/text/submit", body, horde.owner_key).status_code == 200
     shown = horde.status(request_id)["generations"][0]
@@ -136,9 +168,27 @@ MALFORMED: list[dict[str, Any]] = [
     {"message": {"role": "assistant", "content": [{"type": "text", "text": "Blue."}]}},
     {"message": {"role": "assistant", "content": "a", "tool_calls": []}},
     {"message": {"role": "assistant", "content": "a", "tool_calls": [{"id": "1"}]}},
-    {"message": {"role": "assistant", "content": "a", "tool_calls": [build_call(call_id="x" * 257)]}},
-    {"message": {"role": "assistant", "content": "a", "tool_calls": [build_call(call_id=str(n)) for n in range(129)]}},
-    {"message": {"role": "assistant", "content": "a", "reasoning_content": "x" * (1024 * 1024 + 1)}},
+    {
+        "message": {
+            "role": "assistant",
+            "content": "a",
+            "tool_calls": [build_call(call_id="x" * 257)],
+        }
+    },
+    {
+        "message": {
+            "role": "assistant",
+            "content": "a",
+            "tool_calls": [build_call(call_id=str(n)) for n in range(129)],
+        }
+    },
+    {
+        "message": {
+            "role": "assistant",
+            "content": "a",
+            "reasoning_content": "x" * (1024 * 1024 + 1),
+        }
+    },
     {"finish_reason": None},
     {"finish_reason": "eos"},
     {"finish_reason": "tool_calls"},
@@ -155,25 +205,40 @@ MALFORMED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("changes", MALFORMED)
-def test_a_malformed_reply_is_refused_recorded_and_leaves_the_job(horde: ChatHorde, changes: dict[str, Any]) -> None:
+def test_a_malformed_reply_is_refused_recorded_and_leaves_the_job(
+    horde: ChatHorde, changes: dict[str, Any]
+) -> None:
     request_id, job_id = start_job(horde)
-    body = {key: value for key, value in (build_chat_submit_body(job_id) | changes).items() if value is not None}
+    body = {
+        key: value
+        for key, value in (build_chat_submit_body(job_id) | changes).items()
+        if value is not None
+    }
     answer = horde.post("/generate/text/submit", body, horde.owner_key)
     assert (answer.status_code, answer.json["rc"]) == (400, "ChatSubmitInvalid"), answer.json
     assert is_pending(job_id)
     assert require_job_row(job_id).chat_refusal_rc == "ChatSubmitInvalid"
     request = find_request(UUID(request_id))
     assert request is not None
-    assert (request.chat_fault_reason, request.chat_fault_rc) == (answer.json["message"][:1000], "ChatSubmitInvalid")
+    assert (request.chat_fault_reason, request.chat_fault_rc) == (
+        answer.json["message"][:1000],
+        "ChatSubmitInvalid",
+    )
     assert horde.status(request_id)["fault_reason"] is None
     assert horde.reply(job_id).status_code == 200
 
 
 def test_a_legacy_reply_to_a_chat_job_is_refused_and_a_legacy_fault_taken(horde: ChatHorde) -> None:
     _, job_id = start_job(horde)
-    answer = horde.post("/generate/text/submit", {"id": job_id, "generation": "Blue."}, horde.owner_key)
+    answer = horde.post(
+        "/generate/text/submit", {"id": job_id, "generation": "Blue."}, horde.owner_key
+    )
     assert (answer.status_code, answer.json["rc"]) == (400, "ChatSubmitInvalid")
-    answer = horde.post("/generate/text/submit", {"id": job_id, "generation": "", "state": "faulted"}, horde.owner_key)
+    answer = horde.post(
+        "/generate/text/submit",
+        {"id": job_id, "generation": "", "state": "faulted"},
+        horde.owner_key,
+    )
     assert (answer.status_code, answer.json) == (200, {"reward": 0})
 
 
@@ -192,7 +257,11 @@ def test_a_text_job_takes_no_message_and_needs_a_generation(horde: ChatHorde) ->
 def test_a_submit_names_its_job(horde: ChatHorde, job_id: object) -> None:
     body = build_chat_submit_body("x") | {"id": job_id}
     answer = horde.post("/generate/text/submit", body, horde.owner_key)
-    assert (answer.status_code, answer.json["rc"], list(answer.json["errors"])) == (400, "BadRequest", ["id"])
+    assert (answer.status_code, answer.json["rc"], list(answer.json["errors"])) == (
+        400,
+        "BadRequest",
+        ["id"],
+    )
 
 
 def test_the_order_of_the_checks(horde: ChatHorde) -> None:
@@ -208,7 +277,9 @@ def test_the_order_of_the_checks(horde: ChatHorde) -> None:
     assert (answer.status_code, answer.json["rc"]) == (403, "WrongCredentials")
     answer = horde.post("/generate/text/submit", wrong, horde.owner_key)
     assert answer.json["rc"] == "ChatSubmitInvalid"
-    answer = horde.reply(job_id, None, model="another/model", tool_calls=[build_call()], finish_reason="tool_calls")
+    answer = horde.reply(
+        job_id, None, model="another/model", tool_calls=[build_call()], finish_reason="tool_calls"
+    )
     assert answer.json["rc"] == "ChatModelMismatch"
     assert require_job_row(job_id).chat_refusal_rc == "ChatModelMismatch"
     assert horde.reply(job_id).status_code == 200
@@ -248,11 +319,16 @@ def test_of_many_submits_at_once_one_is_paid(horde: ChatHorde) -> None:
     assert len(horde.status(request_id)["generations"]) == 1
 
 
-# --- the verification -----------------------------------------------------------------------------------------------
+# --- the verification
+# -----------------------------------------------------------------------------------------------
 
 CALLS = {"content": None, "tool_calls": [build_call()], "finish_reason": "tool_calls"}
 UNKNOWN = {"content": None, "tool_calls": [build_call("unknown")], "finish_reason": "tool_calls"}
-SAME_IDS = {"content": None, "tool_calls": [build_call(), build_call("other")], "finish_reason": "tool_calls"}
+SAME_IDS = {
+    "content": None,
+    "tool_calls": [build_call(), build_call("other")],
+    "finish_reason": "tool_calls",
+}
 OTHER = {"content": None, "tool_calls": [build_call("other")], "finish_reason": "tool_calls"}
 WORDS = {"content": "Blue."}
 STRICT_ROWS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
@@ -264,18 +340,38 @@ STRICT_ROWS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("object, list", {"response_format": {"type": "json_object"}}, {"content": "[1]"}),
     ("object, NaN", {"response_format": {"type": "json_object"}}, {"content": '{"a": NaN}'}),
     ("object, empty", {"response_format": {"type": "json_object"}}, {"content": ""}),
-    ("loose schema, list", {"response_format": schema_format(COLOUR, strict=False)}, {"content": "[]"}),
+    (
+        "loose schema, list",
+        {"response_format": schema_format(COLOUR, strict=False)},
+        {"content": "[]"},
+    ),
     ("schema, prose", {"response_format": schema_format(COLOUR)}, WORDS),
     ("schema, {}", {"response_format": schema_format(COLOUR)}, {"content": "{}"}),
     ("schema, NaN", {"response_format": schema_format(COLOUR)}, {"content": '{"shade": NaN}'}),
-    ("schema that does not compile", {"response_format": schema_format({"type": "nonsense"})}, {"content": "{}"}),
-    ("reference to nothing", {"response_format": schema_format({"$ref": "#/$defs/none"})}, {"content": "{}"}),
-    ("reference outside", {"response_format": schema_format({"$ref": "http://127.0.0.1:1/x"})}, {"content": "{}"}),
+    (
+        "schema that does not compile",
+        {"response_format": schema_format({"type": "nonsense"})},
+        {"content": "{}"},
+    ),
+    (
+        "reference to nothing",
+        {"response_format": schema_format({"$ref": "#/$defs/none"})},
+        {"content": "{}"},
+    ),
+    (
+        "reference outside",
+        {"response_format": schema_format({"$ref": "http://127.0.0.1:1/x"})},
+        {"content": "{}"},
+    ),
 ]
 
 
-@pytest.mark.parametrize(("changes", "reply"), [row[1:] for row in STRICT_ROWS], ids=[row[0] for row in STRICT_ROWS])
-def test_a_reply_that_breaks_the_contract(horde: ChatHorde, changes: dict[str, Any], reply: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("changes", "reply"), [row[1:] for row in STRICT_ROWS], ids=[row[0] for row in STRICT_ROWS]
+)
+def test_a_reply_that_breaks_the_contract(
+    horde: ChatHorde, changes: dict[str, Any], reply: dict[str, Any]
+) -> None:
     _, job_id = start_job(horde, **changes)
     answer = horde.reply(job_id, **reply)
     assert (answer.status_code, answer.json["rc"]) == (400, "ChatSubmitNonconformant"), answer.json
@@ -291,7 +387,9 @@ def test_a_reply_that_breaks_the_contract(horde: ChatHorde, changes: dict[str, A
     [({"tools": TOOLS}, UNKNOWN), ({}, CALLS), ({"tools": TOOLS}, SAME_IDS)],
     ids=["unknown function", "no tools", "shared id"],
 )
-def test_a_reply_that_cannot_be_one(horde: ChatHorde, conformance: str, changes: dict[str, Any], reply: dict[str, Any]) -> None:
+def test_a_reply_that_cannot_be_one(
+    horde: ChatHorde, conformance: str, changes: dict[str, Any], reply: dict[str, Any]
+) -> None:
     _, job_id = start_job(horde, **changes, horde={"conformance": conformance})
     answer = horde.reply(job_id, **reply)
     assert (answer.status_code, answer.json["rc"]) == (400, "ChatSubmitInvalid")
@@ -309,20 +407,30 @@ def test_a_reply_that_cannot_be_one(horde: ChatHorde, conformance: str, changes:
         ({"tools": TOOLS, "response_format": {"type": "json_object"}}, CALLS | {"content": ""}),
     ],
 )
-def test_a_reply_that_keeps_it(horde: ChatHorde, changes: dict[str, Any], reply: dict[str, Any]) -> None:
+def test_a_reply_that_keeps_it(
+    horde: ChatHorde, changes: dict[str, Any], reply: dict[str, Any]
+) -> None:
     _, job_id = start_job(horde, **changes)
     assert horde.reply(job_id, **reply).status_code == 200
 
 
-def test_one_call_is_kept_under_strict_and_all_under_best_effort(horde: ChatHorde, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_call_is_kept_under_strict_and_all_under_best_effort(
+    horde: ChatHorde, caplog: pytest.LogCaptureFixture
+) -> None:
     calls = [build_call(), build_call("unknown", "call_2"), build_call(call_id="call_1")]
     request_id, job_id = start_job(horde, tools=TOOLS, parallel_tool_calls=False)
     with caplog.at_level(logging.INFO):
-        assert horde.reply(job_id, None, tool_calls=calls, finish_reason="tool_calls").status_code == 200
+        assert (
+            horde.reply(job_id, None, tool_calls=calls, finish_reason="tool_calls").status_code
+            == 200
+        )
     [record] = [record for record in caplog.records if record.message == "horde.job_submit.done"]
     assert record.__dict__["dropped_tool_calls"] == 2
     shown = horde.status(request_id)["generations"][0]
-    assert (shown["message"]["tool_calls"], shown["finish_reason"]) == ([build_call()], "tool_calls")
+    assert (shown["message"]["tool_calls"], shown["finish_reason"]) == (
+        [build_call()],
+        "tool_calls",
+    )
     options = {"conformance": "best_effort"}
     request_id, job_id = start_job(horde, tools=TOOLS, parallel_tool_calls=False, horde=options)
     both = [build_call(), build_call("other", "call_2")]
@@ -332,13 +440,17 @@ def test_one_call_is_kept_under_strict_and_all_under_best_effort(horde: ChatHord
 
 @pytest.mark.parametrize("conformance", ["strict", "best_effort"])
 def test_calls_under_a_forced_function_finish_with_stop(horde: ChatHorde, conformance: str) -> None:
-    request_id, job_id = start_job(horde, tools=TOOLS, tool_choice=FORCED, horde={"conformance": conformance})
+    request_id, job_id = start_job(
+        horde, tools=TOOLS, tool_choice=FORCED, horde={"conformance": conformance}
+    )
     assert horde.reply(job_id, **CALLS).status_code == 200
     assert horde.status(request_id)["generations"][0]["finish_reason"] == "stop"
 
 
 @pytest.mark.parametrize("state", ["censored", "csam"])
-def test_a_withheld_reply_is_held_to_the_rules_of_every_reply_alone(horde: ChatHorde, state: str) -> None:
+def test_a_withheld_reply_is_held_to_the_rules_of_every_reply_alone(
+    horde: ChatHorde, state: str
+) -> None:
     request_id, job_id = start_job(horde, response_format=schema_format(COLOUR))
     assert horde.reply(job_id, "Withheld.", state=state).status_code == 200
     assert horde.status(request_id)["generations"][0]["state"] == state
@@ -352,7 +464,10 @@ HOSTILE = {
     "endless reference": ({"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}, "{}"),
     "fan out": (
         {
-            "$defs": {str(n): {"allOf": [{"$ref": f"#/$defs/{n + 1}"}] * 4} for n in range(20)} | {"20": {"type": "string"}},
+            "$defs": (
+                {str(n): {"allOf": [{"$ref": f"#/$defs/{n + 1}"}] * 4} for n in range(20)}
+                | {"20": {"type": "string"}}
+            ),
             "$ref": "#/$defs/0",
         },
         '"a"',
@@ -388,7 +503,8 @@ def test_a_hostile_schema_costs_seconds_and_stalls_nobody(horde: ChatHorde, name
     assert "cannot be compiled" in answers[0].json["message"]
 
 
-# --- refusals, faults and counters ----------------------------------------------------------------------------------
+# --- refusals, faults and counters
+# ----------------------------------------------------------------------------------
 
 
 def get_counters(job_id: str) -> tuple[int, int, int]:
@@ -442,9 +558,12 @@ def test_the_cleanup_keeps_the_exemption(horde: ChatHorde) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "message"), [*CHAT_WORKER_FAULT_MESSAGES.items(), ("disk full on alice-pc", None), (None, None)]
+    ("reason", "message"),
+    [*CHAT_WORKER_FAULT_MESSAGES.items(), ("disk full on alice-pc", None), (None, None)],
 )
-def test_a_reason_is_told_once_the_request_is_faulted(horde: ChatHorde, reason: str | None, message: str | None) -> None:
+def test_a_reason_is_told_once_the_request_is_faulted(
+    horde: ChatHorde, reason: str | None, message: str | None
+) -> None:
     counting = Counting("horde.chat.worker_faults")
     request_id, job_id = start_job(horde)
     for attempt in range(3):
@@ -455,7 +574,12 @@ def test_a_reason_is_told_once_the_request_is_faulted(horde: ChatHorde, reason: 
             job_id = horde.take(chat_features=EVERYTHING)["id"]
     horde.take_nothing(chat_features=EVERYTHING)
     status = horde.status(request_id)
-    assert (status["faulted"], status["done"], status["generations"], status["restarted"]) == (True, True, [], 3)
+    assert (status["faulted"], status["done"], status["generations"], status["restarted"]) == (
+        True,
+        True,
+        [],
+        3,
+    )
     assert (status["fault_reason"], status["fault_rc"]) == (message, message and "ChatWorkerFault")
     label = "none" if reason is None else str(reason) if message else "unknown"
     assert counting.read() == [({"horde.reason": label, "horde.worker_trusted": True}, 3)]
@@ -469,7 +593,10 @@ def test_a_refusal_of_the_same_job_is_more_specific_than_the_worker(horde: ChatH
         if attempt < 2:
             job_id = horde.take(chat_features=EVERYTHING)["id"]
     status = horde.status(request_id)
-    assert (status["fault_reason"], status["fault_rc"]) == (refused.json["message"], "ChatSubmitNonconformant")
+    assert (status["fault_reason"], status["fault_rc"]) == (
+        refused.json["message"],
+        "ChatSubmitNonconformant",
+    )
 
 
 def test_a_fault_of_a_later_job_overwrites_an_earlier_refusal(horde: ChatHorde) -> None:
@@ -480,10 +607,15 @@ def test_a_fault_of_a_later_job_overwrites_an_earlier_refusal(horde: ChatHorde) 
         if attempt < 2:
             job_id = horde.take(chat_features=EVERYTHING)["id"]
     status = horde.status(request_id)
-    assert (status["fault_reason"], status["fault_rc"]) == (CHAT_WORKER_FAULT_MESSAGES["prompt_overflow"], "ChatWorkerFault")
+    assert (status["fault_reason"], status["fault_rc"]) == (
+        CHAT_WORKER_FAULT_MESSAGES["prompt_overflow"],
+        "ChatWorkerFault",
+    )
 
 
-def test_a_failed_record_does_not_change_the_answer(horde: ChatHorde, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_record_does_not_change_the_answer(
+    horde: ChatHorde, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object) -> None:
         with transaction() as session:
             session.execute(text("SELECT 1 / 0"))
@@ -496,7 +628,8 @@ def test_a_failed_record_does_not_change_the_answer(horde: ChatHorde, monkeypatc
     assert horde.fault(job_id, fault_reason="prompt_overflow").json == {"reward": 0}
 
 
-# --- the price ------------------------------------------------------------------------------------------------------
+# --- the price
+# ------------------------------------------------------------------------------------------------------
 
 
 def get_reward(horde: ChatHorde, reply: dict[str, Any], /, **request: Any) -> float:
@@ -511,20 +644,37 @@ def test_a_reply_is_priced_by_its_characters(horde: ChatHorde) -> None:
     assert get_reward(horde, {"content": ""}) == floor
     assert get_reward(horde, {"content": "x" * 80}) == floor
     assert get_reward(horde, {"content": "x" * 160}) == pytest.approx(2 * floor, abs=0.02)
-    assert get_reward(horde, {"content": "x" * 80, "reasoning_content": "y" * 80}) == pytest.approx(2 * floor, abs=0.02)
-    called = {"content": None, "tool_calls": [build_call(arguments="x" * 146)], "finish_reason": "stop"}  # 14 of the name
+    assert get_reward(horde, {"content": "x" * 80, "reasoning_content": "y" * 80}) == pytest.approx(
+        2 * floor, abs=0.02
+    )
+    # 14 of the name.
+    called = {
+        "content": None,
+        "tool_calls": [build_call(arguments="x" * 146)],
+        "finish_reason": "stop",
+    }
     assert get_reward(horde, called, tools=TOOLS) == pytest.approx(2 * floor, rel=0.2)
 
 
 def test_reported_counts_change_nothing(horde: ChatHorde) -> None:
     plain = get_reward(horde, {"content": "x" * 400})
-    boastful = {"content": "x" * 400, "completion_tokens": 10_000_000, "prompt_tokens": 0, "reasoning_tokens": 10_000_000}
+    boastful = {
+        "content": "x" * 400,
+        "completion_tokens": 10_000_000,
+        "prompt_tokens": 0,
+        "reasoning_tokens": 10_000_000,
+    }
     assert get_reward(horde, boastful) == plain
 
 
 def test_a_long_reply_is_capped_at_the_requested_length(horde: ChatHorde) -> None:
     capped = get_reward(horde, {"content": "x" * 256}, max_tokens=64)
-    assert get_reward(horde, {"content": "x" * 40_000, "reasoning_content": "y" * 40_000}, max_tokens=64) == capped
+    assert (
+        get_reward(
+            horde, {"content": "x" * 40_000, "reasoning_content": "y" * 40_000}, max_tokens=64
+        )
+        == capped
+    )
 
 
 def test_a_charge_is_shown_with_the_tax(horde: ChatHorde) -> None:
@@ -539,10 +689,14 @@ def test_reasoning_counts_in_the_speed_sample(horde: ChatHorde) -> None:
     with transaction() as session:
         session.execute(
             update(TextProcessingGeneration).values(
-                start_time=TextProcessingGeneration.start_time - func.make_interval(0, 0, 0, 0, 0, 0, 10)
+                start_time=TextProcessingGeneration.start_time
+                - func.make_interval(0, 0, 0, 0, 0, 0, 10)
             )
         )
-    assert horde.reply(job_id, "", reasoning_content="y" * 2000, finish_reason="length").status_code == 200
+    assert (
+        horde.reply(job_id, "", reasoning_content="y" * 2000, finish_reason="length").status_code
+        == 200
+    )
     with transaction() as session:
         speed = session.scalars(select(WorkerPerformance.performance)).one()
     assert 35 < speed <= 50

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Queueing a chat request over HTTP: the order of the checks, the bounds, the key, the context, the kudos."""
+"""Queueing a chat request over HTTP: the order of the checks, the bounds, the key, the context, the
+kudos.
+"""
 
 import io
 import json
@@ -30,9 +32,22 @@ from horde.db import transaction
 from horde.exceptions import TooManyRequests
 from horde.model_reference import list_text_model_names
 from horde.return_codes import ReturnCode
-from tests.integration._fake_chat_worker import MODEL, ChatHorde, build_chat_body, build_tool, chat_horde, start_anew
+from tests.integration._fake_chat_worker import (
+    MODEL,
+    ChatHorde,
+    build_chat_body,
+    build_tool,
+    chat_horde,
+    start_anew,
+)
 from tests.integration.instruments import Counting
-from tests.integration.rows import find_request, make_chat_worker, make_request, make_user, make_worker
+from tests.integration.rows import (
+    find_request,
+    make_chat_worker,
+    make_request,
+    make_user,
+    make_worker,
+)
 
 KNOWN_MODEL = list_text_model_names()[0]
 BIG = 1024  # above the free output floor
@@ -59,14 +74,21 @@ def served(horde: ChatHorde) -> ChatHorde:
 
 def switch(horde: ChatHorde, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
     extensions = horde.app.extensions
-    monkeypatch.setitem(extensions, CONFIG_EXTENSION, replace(extensions[CONFIG_EXTENSION], **settings))
+    monkeypatch.setitem(
+        extensions, CONFIG_EXTENSION, replace(extensions[CONFIG_EXTENSION], **settings)
+    )
 
 
 def count_rows() -> tuple[int, int]:
     """Requests and active holds."""
     with transaction() as session:
         requests = session.scalar(select(func.count()).select_from(TextWaitingPrompt)) or 0
-        holds = session.scalar(select(func.count()).select_from(KudosReservation).where(KudosReservation.active)) or 0
+        holds = (
+            session.scalar(
+                select(func.count()).select_from(KudosReservation).where(KudosReservation.active)
+            )
+            or 0
+        )
     return requests, holds
 
 
@@ -84,7 +106,8 @@ def set_maintenance(*, on: bool) -> None:
         session.merge(HordeSettings(id=1, maintenance=on))
 
 
-# --- the order of the checks ----------------------------------------------------------------------------------------
+# --- the order of the checks
+# ----------------------------------------------------------------------------------------
 
 
 class Endless(io.RawIOBase):
@@ -104,7 +127,9 @@ class Endless(io.RawIOBase):
 def send_endless(horde: ChatHorde, **environ: Any) -> tuple[str, dict[str, Any], int]:
     """(status line, answer, bytes read) of a chat submit with a body that never ends."""
     body = Endless()
-    built = EnvironBuilder("/api/v2/generate/chat/async", method="POST", content_type="application/json").get_environ()
+    built = EnvironBuilder(
+        "/api/v2/generate/chat/async", method="POST", content_type="application/json"
+    ).get_environ()
     answer, status, _ = run_wsgi_app(horde.app, built | environ | {"wsgi.input": body})
     return status, json.loads(b"".join(answer)), body.read_bytes
 
@@ -135,7 +160,9 @@ def test_the_body_comes_before_the_key(horde: ChatHorde) -> None:
     assert "apikey" in missing.json["errors"]
 
 
-def test_admission_comes_before_maintenance_and_both_before_the_key(horde: ChatHorde, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_admission_comes_before_maintenance_and_both_before_the_key(
+    horde: ChatHorde, monkeypatch: pytest.MonkeyPatch
+) -> None:
     set_maintenance(on=True)
     answer = horde.submit(key="nobody's key")
     assert (answer.status_code, answer.json["rc"]) == (400, "MaintenanceMode")
@@ -145,13 +172,17 @@ def test_admission_comes_before_maintenance_and_both_before_the_key(horde: ChatH
         assert (answer.status_code, answer.json["rc"]) == (503, "ChatAdmissionDisabled")
 
 
-def test_a_refused_body_comes_before_admission(horde: ChatHorde, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_body_comes_before_admission(
+    horde: ChatHorde, monkeypatch: pytest.MonkeyPatch
+) -> None:
     switch(horde, monkeypatch, chat_admission_enabled=False)
     answer = horde.submit(logprobs=True)
     assert (answer.status_code, answer.json["rc"]) == (400, "UnsupportedChatParameter")
 
 
-def test_with_admission_off_what_is_queued_is_served(served: ChatHorde, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_admission_off_what_is_queued_is_served(
+    served: ChatHorde, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, second = served.queue(), served.queue()
     switch(served, monkeypatch, chat_admission_enabled=False)
     job = served.take()
@@ -161,7 +192,9 @@ def test_with_admission_off_what_is_queued_is_served(served: ChatHorde, monkeypa
 
 
 def test_an_unknown_key_comes_before_targets_and_models(horde: ChatHorde) -> None:
-    answer = horde.submit(key="nobody's key", model="nobody's/model", horde={"only": [str(uuid4())]})
+    answer = horde.submit(
+        key="nobody's key", model="nobody's/model", horde={"only": [str(uuid4())]}
+    )
     assert (answer.status_code, answer.json["rc"]) == (401, "InvalidAPIKey")
 
 
@@ -207,7 +240,8 @@ def test_a_model_is_checked_before_the_context_is_sized(horde: ChatHorde) -> Non
     assert count_rows() == (0, 0)
 
 
-# --- known models ---------------------------------------------------------------------------------------------------
+# --- known models
+# ---------------------------------------------------------------------------------------------------
 
 
 def test_a_known_model_without_a_worker_is_refused_by_name(horde: ChatHorde) -> None:
@@ -257,17 +291,21 @@ def test_a_model_name_of_megabytes_is_unknown_and_not_sent_back(served: ChatHord
     assert len(answer.json["message"]) < 1000
 
 
-# --- the operation key ----------------------------------------------------------------------------------------------
+# --- the operation key
+# ----------------------------------------------------------------------------------------------
 
 
-def test_a_repeated_key_answers_with_the_first_request(served: ChatHorde, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repeated_key_answers_with_the_first_request(
+    served: ChatHorde, monkeypatch: pytest.MonkeyPatch
+) -> None:
     options = {"operation_key": str(uuid4())}
     first = served.submit(horde=options)
     assert first.status_code == 202
     second = served.submit(horde=options)
     assert second.status_code == 200
     assert second.json == {"id": first.json["id"], "kudos": first.json["kudos"]}
-    with transaction() as session:  # the workers are gone, the horde is closed, and the answer stays the same
+    # The workers are gone, the horde is closed, and the answer stays the same.
+    with transaction() as session:
         session.execute(delete(Worker))
     set_maintenance(on=True)
     switch(served, monkeypatch, chat_admission_enabled=False)
@@ -308,11 +346,22 @@ def test_a_key_with_another_body_is_a_conflict(served: ChatHorde, change: dict[s
         {"max_completion_tokens": 512},
         {"max_tokens": 512},
         {"temperature": 1, "top_p": 1.0, "presence_penalty": 0},
-        {"stream": False, "user": "somebody", "metadata": {"a": "b"}, "stream_options": {"include_usage": True}},
+        {
+            "stream": False,
+            "user": "somebody",
+            "metadata": {"a": "b"},
+            "stream_options": {"include_usage": True},
+        },
         {"model": None, "models": [MODEL]},
         {"response_format": {"type": "text"}, "tools": []},
         {"horde": {"max_kudos": 5000}},
-        {"horde": {"include_reasoning": False, "availability_mode": "fail_fast", "slow_workers": True}},
+        {
+            "horde": {
+                "include_reasoning": False,
+                "availability_mode": "fail_fast",
+                "slow_workers": True,
+            }
+        },
     ],
 )
 def test_the_same_operation_in_other_words(served: ChatHorde, change: dict[str, Any]) -> None:
@@ -333,7 +382,9 @@ def test_models_in_another_order_are_the_same_operation(served: ChatHorde) -> No
 def test_the_same_key_of_another_user_is_another_request(served: ChatHorde) -> None:
     options = {"operation_key": str(uuid4())}
     _, key = make_user()
-    assert served.submit(horde=options).json["id"] != served.submit(key=key, horde=options).json["id"]
+    assert (
+        served.submit(horde=options).json["id"] != served.submit(key=key, horde=options).json["id"]
+    )
 
 
 def test_a_dry_run_neither_looks_up_nor_claims_a_key(served: ChatHorde) -> None:
@@ -347,7 +398,10 @@ def test_a_dry_run_neither_looks_up_nor_claims_a_key(served: ChatHorde) -> None:
 
 def test_a_refused_submission_claims_nothing(served: ChatHorde) -> None:
     options = {"operation_key": str(uuid4())}
-    assert served.submit(horde=options | {"max_kudos": 1}, max_tokens=1024).json["rc"] == "ChatKudosCapExceeded"
+    assert (
+        served.submit(horde=options | {"max_kudos": 1}, max_tokens=1024).json["rc"]
+        == "ChatKudosCapExceeded"
+    )
     assert served.submit(horde=options).status_code == 202
 
 
@@ -396,7 +450,9 @@ def test_a_submission_refused_because_its_twin_took_the_last_place_gets_the_twin
     assert twins[0].json["id"] == first.json["id"]
 
 
-def test_the_loser_of_a_race_for_another_body_is_told_of_the_conflict(served: ChatHorde, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loser_of_a_race_for_another_body_is_told_of_the_conflict(
+    served: ChatHorde, monkeypatch: pytest.MonkeyPatch
+) -> None:
     options = {"operation_key": str(uuid4())}
     store = _text_generate.store
 
@@ -406,7 +462,9 @@ def test_the_loser_of_a_race_for_another_body_is_told_of_the_conflict(served: Ch
         assert served.submit(horde=options).status_code == 202
 
     monkeypatch.setattr(_text_generate, "store", store_after_another)
-    answer = served.submit(horde=options, messages=[{"role": "user", "content": "Something else."}], max_tokens=16)
+    answer = served.submit(
+        horde=options, messages=[{"role": "user", "content": "Something else."}], max_tokens=16
+    )
     assert (answer.status_code, answer.json["rc"]) == (400, "OperationKeyConflict")
     assert count_rows() == (1, 0)
 
@@ -420,14 +478,23 @@ def test_a_shared_key_claims_for_its_owner(served: ChatHorde) -> None:
     assert again.json["id"] == first.json["id"]
 
 
-# --- context and length ---------------------------------------------------------------------------------------------
+# --- context and length
+# ---------------------------------------------------------------------------------------------
 
 
 def test_a_length_above_every_worker_is_lowered_and_counted(served: ChatHorde) -> None:
     counting = Counting("horde.chat.max_length_lowered")
     request_id = served.queue(max_tokens=4096)
-    assert served.status(request_id)["context_adjustments"][0] == {"from": 4096, "to": 1024, "reason": "worker_max_length"}
-    lowered = {"horde.requested_bucket": "2049-4096", "horde.declared_bucket": "513-1024", "horde.dry_run": False}
+    assert served.status(request_id)["context_adjustments"][0] == {
+        "from": 4096,
+        "to": 1024,
+        "reason": "worker_max_length",
+    }
+    lowered = {
+        "horde.requested_bucket": "2049-4096",
+        "horde.declared_bucket": "513-1024",
+        "horde.dry_run": False,
+    }
     assert counting.read() == [(lowered, 1)]
     assert get_stored(request_id).max_length == 1024
 
@@ -435,17 +502,29 @@ def test_a_length_above_every_worker_is_lowered_and_counted(served: ChatHorde) -
 def test_the_context_grows_up_to_the_largest_worker(served: ChatHorde) -> None:
     text = [{"role": "user", "content": "x" * 3 * 3000}]
     request_id = served.queue(messages=text, horde={"context_fit": "grow"})
-    assert served.status(request_id)["context_adjustments"] == [{"from": 2048, "to": 4096, "reason": "grow"}]
+    assert served.status(request_id)["context_adjustments"] == [
+        {"from": 2048, "to": 4096, "reason": "grow"}
+    ]
     refused = served.submit(messages=text, horde={"context_fit": "reject"})
     assert (refused.status_code, refused.json["rc"]) == (400, "PromptExceedsContext")
-    refused = served.submit(messages=[{"role": "user", "content": "x" * 3 * 8000}], horde={"context_fit": "grow"})
+    refused = served.submit(
+        messages=[{"role": "user", "content": "x" * 3 * 8000}], horde={"context_fit": "grow"}
+    )
     assert (refused.status_code, refused.json["rc"]) == (400, "PromptExceedsContext")
 
 
 def test_the_oldest_turns_go_and_are_counted(served: ChatHorde) -> None:
     counting = Counting("horde.text.context_fit")
-    turns = [{"role": role, "content": f"{number} " + "x" * 3000} for number in range(10) for role in ("user", "assistant")]
-    messages = [{"role": "system", "content": "Be brief."}, *turns, {"role": "user", "content": "And now?"}]
+    turns = [
+        {"role": role, "content": f"{number} " + "x" * 3000}
+        for number in range(10)
+        for role in ("user", "assistant")
+    ]
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        *turns,
+        {"role": "user", "content": "And now?"},
+    ]
     quote = served.submit(messages=messages, max_tokens=64, horde={"dry_run": True})
     assert quote.json["resolved"]["context_fit"] == "grow"
     assert quote.json["resolved"]["estimated_prompt_tokens"] <= 8192 - 64
@@ -461,14 +540,18 @@ def test_the_oldest_turns_go_and_are_counted(served: ChatHorde) -> None:
     assert stored.submitted_prompt is not None
     assert len(stored.submitted_prompt) > len(stored.prompt)
     [(attributes, count)] = counting.read()
-    assert (attributes, count) == ({"horde.outcome": "truncated", "horde.mode": "truncate_oldest"}, 2)
+    assert (attributes, count) == (
+        {"horde.outcome": "truncated", "horde.mode": "truncate_oldest"},
+        2,
+    )
 
 
 def test_nothing_adjusted_is_null(served: ChatHorde) -> None:
     assert served.status(served.queue())["context_adjustments"] is None
 
 
-# --- kudos ----------------------------------------------------------------------------------------------------------
+# --- kudos
+# ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_quote_is_the_price_of_the_202_and_of_the_dry_run(served: ChatHorde) -> None:
@@ -485,8 +568,11 @@ def test_a_quote_above_the_cap_is_refused_with_both_numbers(served: ChatHorde) -
         answer = served.submit(max_tokens=512, horde=options | {"max_kudos": quote - 1})
         assert answer.status_code == 400
         assert answer.json == {
-            "message": f"The request's kudos estimate at current pricing is {quote}, above its horde.max_kudos of {quote - 1}. "
-            "The estimate assumes the full max_tokens is generated.",
+            "message": (
+                f"The request's kudos estimate at current pricing is {quote}, above its"
+                f" horde.max_kudos of {quote - 1}. The estimate assumes the full max_tokens is"
+                " generated."
+            ),
             "rc": "ChatKudosCapExceeded",
         }
     assert count_rows() == (0, 0)
@@ -502,19 +588,29 @@ def test_output_above_the_allowance_is_held(served: ChatHorde) -> None:
     request_id = served.queue(max_tokens=1024)
     with transaction() as session:
         hold = session.scalars(
-            select(KudosReservation).where(KudosReservation.business_id == f"upfront:{request_id}", KudosReservation.active)
+            select(KudosReservation).where(
+                KudosReservation.business_id == f"upfront:{request_id}", KudosReservation.active
+            )
         ).one()
         assert hold.user_id == served.requester_id
     _, key = make_user()
     refused = served.submit(key=key, max_tokens=1024)
     assert (refused.status_code, refused.json["rc"]) == (403, "KudosUpfront")
     assert "tokens" in refused.json["message"]
-    assert served.submit(key=key, max_tokens=1024, horde={"dry_run": True}).json["rc"] == "KudosUpfront"
+    assert (
+        served.submit(key=key, max_tokens=1024, horde={"dry_run": True}).json["rc"]
+        == "KudosUpfront"
+    )
     assert served.submit(key=key, max_tokens=512).status_code == 202
-    outcomes = sorted((attributes["horde.outcome"], count) for attributes, count in decisions.read())
+    outcomes = sorted(
+        (attributes["horde.outcome"], count) for attributes, count in decisions.read()
+    )
     assert outcomes == [("free", 1), ("funded", 1), ("refused", 1)]
     assert sum(count for _, count in waits.read()) == 3
-    assert all(attributes == {"horde.chat": True, "horde.requester": "registered"} for attributes, _ in waits.read())
+    assert all(
+        attributes == {"horde.chat": True, "horde.requester": "registered"}
+        for attributes, _ in waits.read()
+    )
 
 
 def test_refusing_slow_workers_holds_at_once(horde: ChatHorde) -> None:
@@ -530,17 +626,29 @@ def test_nobody_eligible_replaces_a_kudos_refusal(served: ChatHorde) -> None:
     answer = served.submit(key=key, max_tokens=BIG, seed=1, temperature=0.5)
     assert answer.status_code == 403
     assert answer.json == {
-        "message": "No online worker can serve this request: no online worker serving the model declares seed.",
+        "message": (
+            "No online worker can serve this request: no online worker serving the model declares"
+            " seed."
+        ),
         "rc": "NoEligibleWorker",
-        "impossible_reason": {"kind": "declaration_gap", "missing_declarations": ["seed"], "exceeded_limits": []},
+        "impossible_reason": {
+            "kind": "declaration_gap",
+            "missing_declarations": ["seed"],
+            "exceeded_limits": [],
+        },
     }
     answer = served.submit(key=key, max_tokens=BIG, horde={"max_context_length": 16384})
-    assert answer.json["message"] == (
-        "No online worker can serve this request: "
+    assert (
+        answer.json["message"] == "No online worker can serve this request: "
         "the request exceeds the max_context_length limit of every online worker serving the model."
     )
-    answer = served.submit(key=key, max_tokens=BIG, horde={"validated_backends": True, "slow_workers": False})
-    assert answer.json == {"message": "No online worker can serve this request.", "rc": "NoEligibleWorker"}
+    answer = served.submit(
+        key=key, max_tokens=BIG, horde={"validated_backends": True, "slow_workers": False}
+    )
+    assert answer.json == {
+        "message": "No online worker can serve this request.",
+        "rc": "NoEligibleWorker",
+    }
     assert count_rows() == (0, 0)
 
 
@@ -551,10 +659,14 @@ def test_nobody_eligible_is_queued_within_the_floor_with_a_warning(served: ChatH
         "Warning: No available workers can fulfill this request. It will expire in 20 minutes."
     )
     status = served.status(answer.json["id"])
-    assert (status["is_possible"], status["impossible_reason"]["missing_declarations"]) == (False, ["seed"])
+    assert (status["is_possible"], status["impossible_reason"]["missing_declarations"]) == (
+        False,
+        ["seed"],
+    )
 
 
-# --- shared keys ----------------------------------------------------------------------------------------------------
+# --- shared keys
+# ----------------------------------------------------------------------------------------------------
 
 
 def make_shared_key(owner_id: int, **columns: Any) -> str:
@@ -596,18 +708,24 @@ def test_a_shared_key_pays_the_tax_and_the_charge(served: ChatHorde) -> None:
 
 
 def test_nobody_eligible_replaces_the_refusal_of_a_shared_key(served: ChatHorde) -> None:
-    answer = served.submit(key=make_shared_key(served.requester_id, kudos=1), max_tokens=BIG, seed=1)
+    answer = served.submit(
+        key=make_shared_key(served.requester_id, kudos=1), max_tokens=BIG, seed=1
+    )
     assert (answer.status_code, answer.json["rc"]) == (403, "NoEligibleWorker")
     assert answer.json["impossible_reason"]["missing_declarations"] == ["seed"]
 
 
-# --- what is stored -------------------------------------------------------------------------------------------------
+# --- what is stored
+# -------------------------------------------------------------------------------------------------
 
 
 def test_a_request_is_stored_as_the_contract_says(served: ChatHorde) -> None:
     served.take_nothing(chat_features=["prompt_overflow_refused", "tools", "seed"])
     request_id = served.queue(
-        messages=[{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hi", "name": "ann"}],
+        messages=[
+            {"role": "developer", "content": "Be brief."},
+            {"role": "user", "content": "Hi", "name": "ann"},
+        ],
         tools=[build_tool()],
         parallel_tool_calls=False,
         temperature=0.7,
@@ -616,14 +734,21 @@ def test_a_request_is_stored_as_the_contract_says(served: ChatHorde) -> None:
         horde={"conformance": "best_effort"},
     )
     stored = get_stored(request_id)
-    assert stored.messages == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi", "name": "ann"}]
+    assert stored.messages == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hi", "name": "ann"},
+    ]
     assert stored.chat_extras == {"tools": [build_tool()], "parallel_tool_calls": False}
     assert stored.chat_required_features == ["seed", "tools"]
     assert (stored.chat_conformance, stored.chat_tools_temperature) == ("best_effort", 0.7)
     tools = json.dumps([build_tool()], separators=(",", ":"))
     assert stored.prompt == f"system: Be brief.\nuser: Hi\n{tools}"
     payload = served.take(chat_features=["prompt_overflow_refused", "tools", "seed"])["payload"]
-    assert (payload["seed"], payload["stop_sequence"], "prompt" in payload) == (-5, ["a", "b"], False)
+    assert (payload["seed"], payload["stop_sequence"], "prompt" in payload) == (
+        -5,
+        ["a", "b"],
+        False,
+    )
 
 
 def test_anonymous_may_ask(served: ChatHorde) -> None:
@@ -635,22 +760,36 @@ def test_a_request_is_found_by_its_id_only_in_its_family(served: ChatHorde) -> N
     assert find_request(UUID(request_id)) is not None
     for path in ("/generate/text/status/", "/generate/text/request/"):
         assert served.get(f"{path}{request_id}").status_code == 404
-    assert served.client.delete(f"/api/v2/generate/text/status/{request_id}").json["rc"] == "RequestNotFound"
+    assert (
+        served.client.delete(f"/api/v2/generate/text/status/{request_id}").json["rc"]
+        == "RequestNotFound"
+    )
     assert not served.status(request_id)["done"]
 
 
-# --- moderation -----------------------------------------------------------------------------------------------------
+# --- moderation
+# -----------------------------------------------------------------------------------------------------
 
 
 def test_a_rewrite_is_mirrored_onto_every_message(served: ChatHorde) -> None:
     with transaction() as session:
-        session.execute(insert(Filter), {"regex": "dragon", "filter_type": 10, "replacement": "lizard"})
-        session.execute(insert(Filter), {"regex": "unspeakable", "filter_type": 10, "replacement": ""})
+        session.execute(
+            insert(Filter), {"regex": "dragon", "filter_type": 10, "replacement": "lizard"}
+        )
+        session.execute(
+            insert(Filter), {"regex": "unspeakable", "filter_type": 10, "replacement": ""}
+        )
     caches.clear_all()
     _, key = make_user(UserRoleTypes.FLAGGED)
     messages = [
         {"role": "system", "content": "unspeakable"},
-        {"role": "user", "content": [{"type": "text", "text": "A dragon"}, {"type": "text", "text": "unspeakable"}]},
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "A dragon"},
+                {"type": "text", "text": "unspeakable"},
+            ],
+        },
     ]
     request_id = served.queue(key=key, messages=messages)
     stored = get_stored(request_id)
@@ -659,14 +798,18 @@ def test_a_rewrite_is_mirrored_onto_every_message(served: ChatHorde) -> None:
     caches.clear_all()
     assert stored.messages == [
         {"role": "system", "content": ""},
-        {"role": "user", "content": [{"type": "text", "text": "A lizard"}, {"type": "text", "text": ""}]},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "A lizard"}, {"type": "text", "text": ""}],
+        },
     ]
     assert stored.prompt == "system: \nuser: A lizard\n"
     assert stored.submitted_prompt == "system: unspeakable\nuser: A dragon\nunspeakable"
     assert served.take()["payload"]["messages"] == stored.messages
 
 
-# --- decisions are counted by who asks ------------------------------------------------------------------------------
+# --- decisions are counted by who asks
+# ------------------------------------------------------------------------------
 
 
 def test_a_decision_is_counted_by_who_asked(served: ChatHorde) -> None:
@@ -700,10 +843,15 @@ def test_a_lowered_dry_run_is_counted_as_one(served: ChatHorde) -> None:
     counting = Counting("horde.chat.max_length_lowered")
     served.submit(max_tokens=2000, horde={"dry_run": True})
     [(attributes, count)] = counting.read()
-    assert (attributes["horde.dry_run"], attributes["horde.requested_bucket"], count) == (True, "1025-2048", 1)
+    assert (attributes["horde.dry_run"], attributes["horde.requested_bucket"], count) == (
+        True,
+        "1025-2048",
+        1,
+    )
 
 
-# --- rate limits ----------------------------------------------------------------------------------------------------
+# --- rate limits
+# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -740,7 +888,10 @@ def test_an_address_has_the_chat_limit(limited: ChatHorde) -> None:
 def test_a_key_has_the_text_limit_and_each_route_counts_alone(limited: ChatHorde) -> None:
     start_anew()
     limited.take_nothing()
-    answers = [send_from(limited, f"198.51.100.{number}", limited.requester_key) for number in range(20, 24)]
+    answers = [
+        send_from(limited, f"198.51.100.{number}", limited.requester_key)
+        for number in range(20, 24)
+    ]
     assert answers == [202, 202, 202, 429]
     assert send_from(limited, "198.51.100.20", limited.requester_key, "text") == 202
 
@@ -755,7 +906,10 @@ def test_a_refused_body_is_counted_too(limited: ChatHorde) -> None:
             environ_base={"REMOTE_ADDR": "198.51.100.30"},
         )
     answer = limited.client.post(
-        "/api/v2/generate/chat/async", data=b"{", content_type="application/json", environ_base={"REMOTE_ADDR": "198.51.100.30"}
+        "/api/v2/generate/chat/async",
+        data=b"{",
+        content_type="application/json",
+        environ_base={"REMOTE_ADDR": "198.51.100.30"},
     )
     assert answer.status_code == 429
     assert "rc" not in answer.json
@@ -776,8 +930,13 @@ def test_clients_behind_a_known_passkey_are_counted_apart(limited: ChatHorde) ->
     for number in range(3):
         _, key = make_user()
         client = {"Proxied-For": f"203.0.113.{number}"}
-        assert [send_from(limited, "198.51.100.40", key, **headers, **client) for _ in range(3)] == [202] * 3
+        assert [
+            send_from(limited, "198.51.100.40", key, **headers, **client) for _ in range(3)
+        ] == [202] * 3
     made_up = [
-        send_from(limited, "198.51.100.41", f"nobody {number}", **{"Proxied-For": f"203.0.113.{number}"}) for number in range(5)
+        send_from(
+            limited, "198.51.100.41", f"nobody {number}", **{"Proxied-For": f"203.0.113.{number}"}
+        )
+        for number in range(5)
     ]
     assert made_up[-1] == 429

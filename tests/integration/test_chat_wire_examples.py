@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""The published examples of the native routes: each body is posted or produced, and compared key for key.
+"""The published examples of the native routes: each body is posted or produced, and compared key
+for key.
 
-`tests/data/native_wire_examples.json` holds the bodies as published; strings in angle brackets are placeholders.
+`tests/data/native_wire_examples.json` holds the bodies as published; strings in angle brackets are
+placeholders.
 """
 
 import base64
@@ -29,10 +31,31 @@ from tests.integration.stored_chats import build_jpeg, make_stored_chat
 from tests.unit.test_image import RED, build_data_url, draw
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "data" / "native_wire_examples.json"
-BODIES = {(row["name"], row["kind"]): row["body"] for row in json.loads(EXAMPLES.read_text(encoding="utf-8"))}
-EXACT_KEYS = {"rc", "code", "type", "object", "state", "finish_reason", "kind", "reason", "role", "charge_basis", "message"}
+BODIES = {
+    (row["name"], row["kind"]): row["body"]
+    for row in json.loads(EXAMPLES.read_text(encoding="utf-8"))
+}
+EXACT_KEYS = {
+    "rc",
+    "code",
+    "type",
+    "object",
+    "state",
+    "finish_reason",
+    "kind",
+    "reason",
+    "role",
+    "charge_basis",
+    "message",
+}
 PLACEHOLDER = re.compile(r"<[a-z0-9-]+>")
-ALL_FEATURES = ["tools", "json_object", "tools_with_response_format", "tool_choice_enforced", "prompt_overflow_refused"]
+ALL_FEATURES = [
+    "tools",
+    "json_object",
+    "tools_with_response_format",
+    "tool_choice_enforced",
+    "prompt_overflow_refused",
+]
 
 
 def request(name: str, **values: str) -> dict[str, Any]:
@@ -45,7 +68,9 @@ def fill(value: Any, values: dict[str, str]) -> Any:
         return {key: fill(child, values) for key, child in value.items()}
     if isinstance(value, list):
         return [fill(child, values) for child in value]
-    return values.get(value.strip("<>").replace("-", "_"), value) if isinstance(value, str) else value
+    return (
+        values.get(value.strip("<>").replace("-", "_"), value) if isinstance(value, str) else value
+    )
 
 
 def check_like(name: str, actual: Any, **values: str) -> None:
@@ -85,7 +110,15 @@ def horde(module_horde: ChatHorde) -> ChatHorde:
 
 
 def pop_as_published(horde: ChatHorde, **changes: Any) -> dict[str, Any]:
-    body = request("Pop request", worker_name="example worker", model_name=MODEL, bridge_agent="Horde Bridge:1:here") | changes
+    body = (
+        request(
+            "Pop request",
+            worker_name="example worker",
+            model_name=MODEL,
+            bridge_agent="Horde Bridge:1:here",
+        )
+        | changes
+    )
     answer = horde.post("/generate/text/pop", body, horde.owner_key)
     assert answer.status_code == 200, answer.json
     return dict(answer.json)
@@ -114,14 +147,22 @@ def test_a_status_while_waiting(horde: ChatHorde) -> None:
     check_like("Status while waiting", status)
     kudos = status.pop("kudos")
     assert type(kudos) is int
-    assert status == {key: value for key, value in BODIES["Status while waiting", "response"].items() if key != "kudos"}
+    assert status == {
+        key: value
+        for key, value in BODIES["Status while waiting", "response"].items()
+        if key != "kudos"
+    }
 
 
 def test_a_status_when_done(horde: ChatHorde) -> None:
     pop_as_published(horde)
     request_id = horde.queue(max_tokens=64)
     job = pop_as_published(horde)
-    answer = horde.post("/generate/text/submit", request("Reply", job_id=job["id"], model_name=MODEL), horde.owner_key)
+    answer = horde.post(
+        "/generate/text/submit",
+        request("Reply", job_id=job["id"], model_name=MODEL),
+        horde.owner_key,
+    )
     assert answer.status_code == 200
     check_like("Reply response", answer.json)
     status = horde.status(request_id)
@@ -137,8 +178,12 @@ def test_a_status_when_done(horde: ChatHorde) -> None:
 
 def test_a_status_with_context_adjustments(horde: ChatHorde) -> None:
     pop_as_published(horde)
-    turns = [{"role": role, "content": "word " * 800} for _ in range(7) for role in ("user", "assistant")]
-    status = horde.status(horde.queue(messages=[*turns, {"role": "user", "content": "And now?"}], max_tokens=64))
+    turns = [
+        {"role": role, "content": "word " * 800} for _ in range(7) for role in ("user", "assistant")
+    ]
+    status = horde.status(
+        horde.queue(messages=[*turns, {"role": "user", "content": "And now?"}], max_tokens=64)
+    )
     check_like("Status with context adjustments", status)
     grown, trimmed = status["context_adjustments"]
     assert grown == {"from": 2048, "to": 8192, "reason": "grow"}
@@ -147,7 +192,9 @@ def test_a_status_with_context_adjustments(horde: ChatHorde) -> None:
 
 def build_image_messages() -> list[dict[str, Any]]:
     """The conversation of the published job with an image, as its requester sent it."""
-    messages = json.loads(json.dumps(BODIES["Chat job with an image", "response"]["payload"]["messages"]))
+    messages = json.loads(
+        json.dumps(BODIES["Chat job with an image", "response"]["payload"]["messages"])
+    )
     messages[1]["content"][1]["image_url"]["url"] = build_data_url(draw("RGB", "PNG", RED))
     return list(messages)
 
@@ -206,7 +253,9 @@ def test_a_chat_job_with_an_image(horde: ChatHorde) -> None:
     job = horde.take(chat_features=features, image_transports=["base64"])
     check_like("Chat job with an image", job, model_name=MODEL)
     url = job["payload"]["messages"][1]["content"][1]["image_url"]["url"]
-    assert base64.b64decode(url.removeprefix("data:image/jpeg;base64,"), validate=True) == build_jpeg(0)
+    assert base64.b64decode(
+        url.removeprefix("data:image/jpeg;base64,"), validate=True
+    ) == build_jpeg(0)
 
 
 def test_a_chat_job_with_offloaded_messages(horde: ChatHorde) -> None:
@@ -238,7 +287,11 @@ def test_a_reply_with_reasoning(horde: ChatHorde) -> None:
     assert answer.status_code == 200
     check_like("Reply response", answer.json)
     shown = horde.status(request_id)["generations"][0]
-    assert (shown["message"], shown["text"], shown["reasoning_tokens"]) == (reply["message"], "Blue.", 37)
+    assert (shown["message"], shown["text"], shown["reasoning_tokens"]) == (
+        reply["message"],
+        "Blue.",
+        37,
+    )
 
 
 def test_a_fault(horde: ChatHorde) -> None:
@@ -257,7 +310,11 @@ def test_progress(horde: ChatHorde) -> None:
     job_id = pop_as_published(horde)["id"]
 
     def post(**changes: Any) -> Any:
-        return horde.post("/generate/text/progress", request("Progress post", job_id=job_id) | changes, horde.owner_key)
+        return horde.post(
+            "/generate/text/progress",
+            request("Progress post", job_id=job_id) | changes,
+            horde.owner_key,
+        )
 
     accepted = post()
     assert (accepted.status_code, accepted.json) == (200, BODIES["Progress accepted", "response"])
@@ -285,7 +342,9 @@ def fill_text(body: dict[str, Any], placeholder: str, value: str) -> dict[str, A
 
 
 def test_an_invalid_declaration(horde: ChatHorde) -> None:
-    answer = horde.post("/generate/text/pop", build_pop_body(model_id="koboldcpp/model_Q4"), horde.owner_key)
+    answer = horde.post(
+        "/generate/text/pop", build_pop_body(model_id="koboldcpp/model_Q4"), horde.owner_key
+    )
     assert answer.status_code == 400
     assert answer.json == BODIES["ChatDeclarationInvalid", "response"]
 
@@ -308,7 +367,12 @@ def test_a_nonconformant_submit(horde: ChatHorde) -> None:
     answer = horde.reply(job["id"])
     assert answer.status_code == 400
     assert answer.json == BODIES["ChatSubmitNonconformant", "response"]
-    assert horde.reply(job["id"], None, tool_calls=[build_call()], finish_reason="tool_calls").status_code == 200
+    assert (
+        horde.reply(
+            job["id"], None, tool_calls=[build_call()], finish_reason="tool_calls"
+        ).status_code
+        == 200
+    )
 
 
 def test_a_model_mismatch(horde: ChatHorde) -> None:
@@ -318,7 +382,10 @@ def test_a_model_mismatch(horde: ChatHorde) -> None:
     answer = horde.reply(job["id"], model="another/model")
     assert answer.status_code == 400
     check_like("ChatModelMismatch", answer.json)
-    assert answer.json["message"] == f"'model_id' has to be '{MODEL}', the model this job was assigned."
+    assert (
+        answer.json["message"]
+        == f"'model_id' has to be '{MODEL}', the model this job was assigned."
+    )
 
 
 def test_worker_details(horde: ChatHorde) -> None:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """Problems people reported of servers that do the same job, as cases against the native routes.
 
-Each test is one report. What the other chat modules hold in full is asserted here by its outcome alone.
+Each test is one report. What the other chat modules hold in full is asserted here by its outcome
+alone.
 """
 
 import gzip
@@ -70,9 +71,13 @@ def count_requests() -> int:
         return session.scalar(select(func.count()).select_from(WaitingPrompt)) or 0
 
 
-def send_raw(horde: ChatHorde, data: bytes, content_type: str | None = "application/json", **headers: str) -> Any:
+def send_raw(
+    horde: ChatHorde, data: bytes, content_type: str | None = "application/json", **headers: str
+) -> Any:
     headers = {"apikey": horde.requester_key, **headers}
-    return horde.client.post("/api/v2/generate/chat/async", data=data, content_type=content_type, headers=headers)
+    return horde.client.post(
+        "/api/v2/generate/chat/async", data=data, content_type=content_type, headers=headers
+    )
 
 
 def read_status(horde: ChatHorde, request_id: str) -> tuple[int, int, int]:
@@ -126,7 +131,10 @@ def test_a_slow_worker_gets_what_it_can_finish_in_its_lease(horde: ChatHorde) ->
 # FR-02
 
 
-@pytest.mark.parametrize(("limit", "sent", "before", "after"), [(512, {"max_tokens": 700}, 700, 512), (256, {}, 512, 256)])
+@pytest.mark.parametrize(
+    ("limit", "sent", "before", "after"),
+    [(512, {"max_tokens": 700}, 700, 512), (256, {}, 512, 256)],
+)
 def test_output_above_every_workers_limit_is_lowered(
     horde: ChatHorde, limit: int, sent: dict[str, int], before: int, after: int
 ) -> None:
@@ -160,10 +168,14 @@ def test_contradictory_and_placeholder_targets(horde: ChatHorde) -> None:
     before = count_requests()
     for options in ({}, {"dry_run": True}):
         for content in ("hi", "word " * 50_000):
-            answer = horde.submit(model=KNOWN_MODEL, messages=[{"role": "user", "content": content}], horde=options)
+            answer = horde.submit(
+                model=KNOWN_MODEL, messages=[{"role": "user", "content": content}], horde=options
+            )
             assert (answer.status_code, answer.json["rc"]) == (403, "NoEligibleWorker")
             assert f"'{KNOWN_MODEL}'" in answer.json["message"]
-            answer = horde.submit(model="nobody's", messages=[{"role": "user", "content": content}], horde=options)
+            answer = horde.submit(
+                model="nobody's", messages=[{"role": "user", "content": content}], horde=options
+            )
             assert (answer.status_code, answer.json["rc"]) == (404, "UnknownChatModel")
     assert count_requests() == before
 
@@ -175,29 +187,47 @@ def test_zero_is_not_failure(horde: ChatHorde) -> None:
     request_id = horde.queue()
     answer = horde.fault(horde.take()["id"])
     assert (answer.status_code, answer.json) == (200, {"reward": 0})
-    answer = horde.reply(horde.take()["id"], "", reasoning_tokens=0, prompt_tokens=0, completion_tokens=0)
+    answer = horde.reply(
+        horde.take()["id"], "", reasoning_tokens=0, prompt_tokens=0, completion_tokens=0
+    )
     assert (answer.status_code, answer.json["reward"] > 0) == (200, True)
     [shown] = horde.status(request_id)["generations"]
-    assert (shown["text"], shown["message"]["content"], shown["prompt_tokens"], shown["reasoning_tokens"]) == ("", "", 0, 0)
+    assert (
+        shown["text"],
+        shown["message"]["content"],
+        shown["prompt_tokens"],
+        shown["reasoning_tokens"],
+    ) == ("", "", 0, 0)
 
 
 # FR-08
 
 
-def test_server_trouble_does_not_punish_workers(horde: ChatHorde, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_trouble_does_not_punish_workers(
+    horde: ChatHorde, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Redis is away for a real connection: what the clients of the process reach refuses them."""
     held = horde.queue(stream=True)
     streamed = horde.take()
     doomed = horde.queue()
     horde.cancel(doomed)
     requests = [horde.queue(stream=True), horde.queue()]
-    away = {database: redis_ctrl.build_client("redis://127.0.0.1:1", database) for database in redis_ctrl._PURPOSES}
+    away = {
+        database: redis_ctrl.build_client("redis://127.0.0.1:1", database)
+        for database in redis_ctrl._PURPOSES
+    }
     with monkeypatch.context() as trouble:
         trouble.setattr(redis_ctrl._State, "clients", away)
-        trouble.setattr(redis_ctrl._State, "breaker", CircuitBreaker(redis_ctrl.RETRY_AFTER_SECONDS))
+        trouble.setattr(
+            redis_ctrl._State, "breaker", CircuitBreaker(redis_ctrl.RETRY_AFTER_SECONDS)
+        )
         job = horde.take()
-        posts = [horde.post_progress(job_id) for job_id in (streamed["id"], job["id"]) for _ in range(10)]
-        assert {(post.status_code, post.json["rc"]) for post in posts} == {(503, "ChatProgressUnavailable")}
+        posts = [
+            horde.post_progress(job_id) for job_id in (streamed["id"], job["id"]) for _ in range(10)
+        ]
+        assert {(post.status_code, post.json["rc"]) for post in posts} == {
+            (503, "ChatProgressUnavailable")
+        }
         assert horde.reply(job["id"]).json["reward"] > 0
         assert horde.reply(streamed["id"]).json["reward"] > 0
         assert horde.cancel(requests[1]).status_code == 200
@@ -255,7 +285,9 @@ def test_a_model_id_is_kept_byte_for_byte(horde: ChatHorde) -> None:
 
 
 def test_kudos_match_the_work(horde: ChatHorde) -> None:
-    def earn(request: dict[str, Any], *reply: Any, features: list[str] | None = None, **changes: Any) -> tuple[float, Any]:
+    def earn(
+        request: dict[str, Any], *reply: Any, features: list[str] | None = None, **changes: Any
+    ) -> tuple[float, Any]:
         declared = {"chat_features": ["prompt_overflow_refused", *(features or [])]}
         horde.take_nothing(**declared)
         request_id = horde.queue(**request)
@@ -307,8 +339,21 @@ def test_null_is_the_same_as_absent(horde: ChatHorde) -> None:
     with_nulls = horde.take()["payload"]
     horde.queue(messages=[USER])
     assert with_nulls == horde.take()["payload"]
-    assert (with_nulls["max_length"], with_nulls["temperature"], with_nulls["top_p"]) == (512, 1.0, 1.0)
-    options = ("only", "ignore", "max_context_length", "context_fit", "conformance", "max_kudos", "dry_run", "operation_key")
+    assert (with_nulls["max_length"], with_nulls["temperature"], with_nulls["top_p"]) == (
+        512,
+        1.0,
+        1.0,
+    )
+    options = (
+        "only",
+        "ignore",
+        "max_context_length",
+        "context_fit",
+        "conformance",
+        "max_kudos",
+        "dry_run",
+        "operation_key",
+    )
     assert horde.submit(horde=dict.fromkeys(options)).status_code == 202
     for refused in ("logprobs", "functions"):
         answer = horde.submit(build_chat_body() | {refused: None})
@@ -353,18 +398,27 @@ def test_text_parts_are_kept_and_roles_limit_parts(horde: ChatHorde) -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     refused = [
         ([{"role": "system", "content": [image]}, USER], "messages[0].content[0].type=image_url"),
-        ([USER, {"role": "assistant", "content": [parts[0], image]}], "messages[1].content[1].type=image_url"),
-        ([*history[:2], history[2] | {"content": [image]}], "messages[2].content[0].type=image_url"),
-        ([{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}], "messages[0].content[0].type=input_audio"),
+        (
+            [USER, {"role": "assistant", "content": [parts[0], image]}],
+            "messages[1].content[1].type=image_url",
+        ),
+        (
+            [*history[:2], history[2] | {"content": [image]}],
+            "messages[2].content[0].type=image_url",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}],
+            "messages[0].content[0].type=input_audio",
+        ),
     ]
     for messages, path in refused:
         answer = horde.submit(messages=messages)
         assert (answer.status_code, answer.json["rc"]) == (400, "UnsupportedChatParameter")
         assert path in answer.json["message"]
     mebibyte = ["é" * (1024 * 1024 // 100)] * 50
-    spread = [{"role": "user", "content": [{"type": "text", "text": text} for text in mebibyte[:25]]}] + [
-        {"role": "user", "content": text} for text in mebibyte[25:]
-    ]
+    spread = [
+        {"role": "user", "content": [{"type": "text", "text": text} for text in mebibyte[:25]]}
+    ] + [{"role": "user", "content": text} for text in mebibyte[25:]]
     rest = 1024 * 1024 - sum(len(text.encode()) for text in mebibyte)
     allowed = horde.submit(messages=[*spread, {"role": "user", "content": "x" * rest}])
     assert allowed.json.get("rc") in (None, "PromptExceedsContext")
@@ -393,12 +447,22 @@ def test_a_tool_history_is_carried_untouched(horde: ChatHorde) -> None:
     [
         ([USER, ASKED], "messages", "did not have response messages: call_1"),
         ([USER, ASKED, USER], "messages[2].role", "must be followed by tool messages"),
-        ([USER, ASKED, ANSWERED | {"tool_call_id": "call_9"}], "messages[2].tool_call_id", "'call_9' not found"),
-        ([USER, ASKED, ANSWERED, ANSWERED], "messages[3].role", "must be a response to a preceding message"),
+        (
+            [USER, ASKED, ANSWERED | {"tool_call_id": "call_9"}],
+            "messages[2].tool_call_id",
+            "'call_9' not found",
+        ),
+        (
+            [USER, ASKED, ANSWERED, ANSWERED],
+            "messages[3].role",
+            "must be a response to a preceding message",
+        ),
         ([USER, TWO_IDS, ANSWERED], "messages[1].tool_calls", "call_1"),
     ],
 )
-def test_a_broken_tool_history_is_refused(horde: ChatHorde, messages: list[Any], path: str, words: str) -> None:
+def test_a_broken_tool_history_is_refused(
+    horde: ChatHorde, messages: list[Any], path: str, words: str
+) -> None:
     answer = horde.submit(messages=messages)
     assert (answer.status_code, answer.json["rc"]) == (400, "UnsupportedChatParameter")
     assert answer.json["message"].startswith(f"{path}: ")
@@ -414,7 +478,10 @@ def test_a_broken_tool_history_is_refused(horde: ChatHorde, messages: list[Any],
         {"tool_choice": "required"},
         {"tool_choice": "required", "tools": []},
         {"tool_choice": "none"},
-        {"tool_choice": {"type": "function", "function": {"name": "other"}}, "tools": [build_tool()]},
+        {
+            "tool_choice": {"type": "function", "function": {"name": "other"}},
+            "tools": [build_tool()],
+        },
         {"parallel_tool_calls": False},
     ],
 )
@@ -432,13 +499,28 @@ def test_reasoning_never_becomes_the_answer(horde: ChatHorde) -> None:
     horde.take_nothing(**declared)
     request_id = horde.queue(horde={"include_reasoning": False})
     assert (
-        horde.reply(horde.take(**declared)["id"], "", reasoning_content="Let me think", finish_reason="length").status_code == 200
+        horde.reply(
+            horde.take(**declared)["id"],
+            "",
+            reasoning_content="Let me think",
+            finish_reason="length",
+        ).status_code
+        == 200
     )
     [shown] = horde.status(request_id)["generations"]
-    assert (shown["text"], shown["message"]["content"], shown["finish_reason"]) == ("", "", "length")
+    assert (shown["text"], shown["message"]["content"], shown["finish_reason"]) == (
+        "",
+        "",
+        "length",
+    )
     assert shown["message"]["reasoning_content"] == "Let me think"
     horde.queue(response_format={"type": "json_object"})
-    assert horde.reply(horde.take(**declared)["id"], "{}", reasoning_content="not JSON at all").status_code == 200
+    assert (
+        horde.reply(
+            horde.take(**declared)["id"], "{}", reasoning_content="not JSON at all"
+        ).status_code
+        == 200
+    )
 
 
 # FR-30
@@ -453,20 +535,33 @@ CLOSED = {"additionalProperties": False}
         ({"properties": {"shade": LOOSE}, "required": ["shade"]}, "('properties', 'shade')"),
         ({"properties": {"shade": {"type": "string"}}, "required": []}, "()"),
         ({"properties": {}, "$defs": {"inner": LOOSE}}, "('$defs', 'inner')"),
-        ({"properties": {"a": {"type": "array", "items": LOOSE}}, "required": ["a"]}, "('properties', 'a', 'items')"),
-        ({"properties": {"a": {"anyOf": [LOOSE]}}, "required": ["a"]}, "('properties', 'a', 'anyOf', '0')"),
+        (
+            {"properties": {"a": {"type": "array", "items": LOOSE}}, "required": ["a"]},
+            "('properties', 'a', 'items')",
+        ),
+        (
+            {"properties": {"a": {"anyOf": [LOOSE]}}, "required": ["a"]},
+            "('properties', 'a', 'anyOf', '0')",
+        ),
     ],
 )
 def test_strict_means_strict(horde: ChatHorde, schema: dict[str, Any], context: str) -> None:
     schema = {"type": "object", **schema, **CLOSED}
-    response_format = {"type": "json_schema", "json_schema": {"name": "colour", "strict": True, "schema": schema}}
+    response_format = {
+        "type": "json_schema",
+        "json_schema": {"name": "colour", "strict": True, "schema": schema},
+    }
     answer = horde.submit(response_format=response_format)
     assert (answer.status_code, answer.json["rc"]) == (400, "UnsupportedChatParameter")
-    assert answer.json["message"].startswith(f"Invalid schema for response_format 'colour': In context={context}, ")
+    assert answer.json["message"].startswith(
+        f"Invalid schema for response_format 'colour': In context={context}, "
+    )
     tool = build_tool("get_weather", strict=True) | {}
     tool["function"]["parameters"] = schema
     answer = horde.submit(tools=[tool])
-    assert answer.json["message"].startswith(f"Invalid schema for function 'get_weather': In context={context}, ")
+    assert answer.json["message"].startswith(
+        f"Invalid schema for function 'get_weather': In context={context}, "
+    )
     assert count_requests() == 0
     response_format["json_schema"]["strict"] = False
     assert horde.submit(response_format=response_format).status_code == 202
@@ -478,7 +573,12 @@ def test_the_word_json_is_asked_for_by_guards_alone(horde: ChatHorde) -> None:
     answer = horde.submit(response_format=response_format, horde={"openai_guards": True})
     assert (answer.status_code, answer.json["rc"]) == (400, "ChatRequestConflict")
     said = [{"role": "user", "content": "Answer in Json."}]
-    assert horde.submit(messages=said, response_format=response_format, horde={"openai_guards": True}).status_code == 202
+    assert (
+        horde.submit(
+            messages=said, response_format=response_format, horde={"openai_guards": True}
+        ).status_code
+        == 202
+    )
 
 
 # FR-32
@@ -498,7 +598,9 @@ def test_the_word_json_is_asked_for_by_guards_alone(horde: ChatHorde) -> None:
         (b'{"a":' * 100_000, "application/json", {400}),
     ],
 )
-def test_odd_bodies_are_refused_in_json(horde: ChatHorde, data: bytes, content_type: str | None, statuses: set[int]) -> None:
+def test_odd_bodies_are_refused_in_json(
+    horde: ChatHorde, data: bytes, content_type: str | None, statuses: set[int]
+) -> None:
     answer = send_raw(horde, data, content_type)
     assert answer.status_code in statuses
     assert answer.content_type.startswith("application/json")
@@ -515,18 +617,30 @@ def test_a_wrong_verb_is_told_the_right_ones(horde: ChatHorde) -> None:
 # FR-33
 
 
-def test_keys_and_conversations_stay_private(horde: ChatHorde, caplog: pytest.LogCaptureFixture) -> None:
+def test_keys_and_conversations_stay_private(
+    horde: ChatHorde, caplog: pytest.LogCaptureFixture
+) -> None:
     formatter = JsonFormatter()
     marked = [{"role": "user", "content": MARKER}]
     told: list[str] = []
     with caplog.at_level(logging.INFO):
         told.append(horde.submit(messages=marked, max_tokens=5).text)
         told.append(horde.submit(messages=marked, key=f"wrong {MARKER}").text)
-        told.append(horde.submit(messages=[{"role": "user", "content": [{"type": "text", "txt": MARKER}]}]).text)
+        told.append(
+            horde.submit(
+                messages=[{"role": "user", "content": [{"type": "text", "txt": MARKER}]}]
+            ).text
+        )
         faulted, expiring = horde.queue(messages=marked), horde.queue(messages=marked)
         for _ in range(3):
-            told.append(horde.fault(horde.take()["id"], fault_reason=f"disk full on alice-pc {MARKER}").text)
-        told.append(horde.post("/generate/text/submit", {"id": "x", "generation": MARKER}, f"wrong {MARKER}").text)
+            told.append(
+                horde.fault(horde.take()["id"], fault_reason=f"disk full on alice-pc {MARKER}").text
+            )
+        told.append(
+            horde.post(
+                "/generate/text/submit", {"id": "x", "generation": MARKER}, f"wrong {MARKER}"
+            ).text
+        )
         told.append(json.dumps(horde.status(faulted)))
         told.append(json.dumps(horde.status(expiring)))
         told.append(horde.cancel(faulted).text)
@@ -558,10 +672,15 @@ def test_encodings_and_ambiguous_json(horde: ChatHorde) -> None:
     body = json.dumps(build_chat_body()).encode()
     answer = send_raw(horde, gzip.compress(body), **{"Content-Encoding": "gzip"})
     assert (answer.status_code, "Content-Encoding" in answer.json["message"]) == (415, True)
-    answer = send_raw(horde, gzip.compress(b" " * (8 * 1024 * 1024)), **{"Content-Encoding": "gzip"})
+    answer = send_raw(
+        horde, gzip.compress(b" " * (8 * 1024 * 1024)), **{"Content-Encoding": "gzip"}
+    )
     assert answer.status_code == 415
     assert send_raw(horde, b"\xef\xbb\xbf" + body).status_code == 202
-    for data in (body.replace(b"Name", b"\xff\xfe"), json.dumps(build_chat_body()).encode("utf-16")):
+    for data in (
+        body.replace(b"Name", b"\xff\xfe"),
+        json.dumps(build_chat_body()).encode("utf-16"),
+    ):
         answer = send_raw(horde, data)
         assert (answer.status_code, answer.json["rc"]) == (400, "BadRequest")
     twice = body.replace(b"{", b'{"model": "nobody\'s", ', 1)
@@ -619,7 +738,10 @@ def test_a_repeated_delta_keeps_no_job(horde: ChatHorde) -> None:
     for _ in range(4):
         let_pass(job_id, 30)
         threads.check_waiting_prompts()
-        assert horde.post_progress(job_id, 1, "once").json == {"accepted_seq": 1, "cancelled": False}
+        assert horde.post_progress(job_id, 1, "once").json == {
+            "accepted_seq": 1,
+            "cancelled": False,
+        }
     let_pass(job_id, 31)  # 151 s after the post that was appended
     threads.check_waiting_prompts()
     answer = horde.post_progress(job_id, 1, "once")
@@ -641,9 +763,16 @@ def test_a_lost_answer_is_not_paid_twice(horde: ChatHorde) -> None:
     first = horde.submit(horde=key)
     assert first.status_code == 202
     with transaction() as session:
-        session.execute(update(WaitingPrompt.metadata.tables["workers"]).values(last_check_in=utcnow() - timedelta(hours=1)))
+        session.execute(
+            update(WaitingPrompt.metadata.tables["workers"]).values(
+                last_check_in=utcnow() - timedelta(hours=1)
+            )
+        )
     again = horde.submit(horde=key)
-    assert (again.status_code, again.json) == (200, {"id": first.json["id"], "kudos": first.json["kudos"]})
+    assert (again.status_code, again.json) == (
+        200,
+        {"id": first.json["id"], "kudos": first.json["kudos"]},
+    )
     assert count_requests() == 1
     with transaction() as session:
         consumed = session.scalar(select(WaitingPrompt.consumed_kudos))
@@ -655,7 +784,9 @@ def test_a_lost_answer_is_not_paid_twice(horde: ChatHorde) -> None:
 
 def test_everyone_behind_one_address(service_urls: ServiceAddresses) -> None:
     settings: dict[str, Any] = {"rate_limits_enabled": True, "chat_request_2sec_limit": "2/second"}
-    with chat_horde(service_urls, "one_address", text_request_2sec_limit="2/second", **settings) as horde:
+    with chat_horde(
+        service_urls, "one_address", text_request_2sec_limit="2/second", **settings
+    ) as horde:
         start_anew()
         horde.take_nothing()
         make_user(UserRoleTypes.SERVICE, proxy_passkey="a passkey of the front")
@@ -663,12 +794,20 @@ def test_everyone_behind_one_address(service_urls: ServiceAddresses) -> None:
 
         def send(client: FlaskClient, key: str, path: str = "chat", **headers: str) -> int:
             body: dict[str, Any] = build_chat_body() if path == "chat" else {"prompt": "Once"}
-            return client.post(f"/api/v2/generate/{path}/async", json=body, headers={"apikey": key, **headers}).status_code
+            return client.post(
+                f"/api/v2/generate/{path}/async", json=body, headers={"apikey": key, **headers}
+            ).status_code
 
         for number in range(3):
             _, key = make_user()
-            proxied = {"Proxied-For": f"203.0.113.{number}", "Proxy-Authorization": "a passkey of the front"}
+            proxied = {
+                "Proxied-For": f"203.0.113.{number}",
+                "Proxy-Authorization": "a passkey of the front",
+            }
             assert [send(client, key, **proxied) for _ in range(2)] == [202, 202]
-        answers = [send(client, horde.requester_key, **{"X-Forwarded-For": f"203.0.113.{n}"}) for n in range(10)]
+        answers = [
+            send(client, horde.requester_key, **{"X-Forwarded-For": f"203.0.113.{n}"})
+            for n in range(10)
+        ]
         assert 429 in answers
         assert send(client, horde.requester_key, "text") == 202

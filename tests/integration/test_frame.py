@@ -28,7 +28,13 @@ from horde.apis.v2 import heartbeat
 from horde.app import create_app
 from horde.background import ELECTION_SECONDS, Leadership
 from horde.config import Config
-from horde.limiter import limit_chat_submit, limit_pop, limit_status_read, limit_text_submit, whitelist_address
+from horde.limiter import (
+    limit_chat_submit,
+    limit_pop,
+    limit_status_read,
+    limit_text_submit,
+    whitelist_address,
+)
 from horde.redis_ctrl import RedisUnavailable
 
 PASSKEY = "a known passkey"
@@ -47,7 +53,11 @@ class OwnServices:
     @property
     def environment(self) -> dict[str, str]:
         """The settings that point at them."""
-        return {"DATABASE_URL": self.postgres_service.url, "REDIS_URL": self.valkey_service.url, "secret_key": "salt"}
+        return {
+            "DATABASE_URL": self.postgres_service.url,
+            "REDIS_URL": self.valkey_service.url,
+            "secret_key": "salt",
+        }
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +66,9 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnServices]:
     state = tmp_path_factory.mktemp("frame")
     known = load_secrets(state)
     launcher = Launcher(state / "services.json")
-    postgres = Postgres(state, password=known["postgres_password"], token=known["token"], durable=False)
+    postgres = Postgres(
+        state, password=known["postgres_password"], token=known["token"], durable=False
+    )
     valkey = Valkey(state, password=known["redis_password"], durable=False)
     try:
         children = []
@@ -136,7 +148,9 @@ def app(own: OwnServices) -> Iterator[Flask]:
     """The frame around the routes above."""
     modules: Any = (heartbeat, SimpleNamespace(register=register_routes))
     yield create_app(
-        Config.from_environment(own.environment), resource_modules=modules, resolve_client_address=resolve_with_one_passkey
+        Config.from_environment(own.environment),
+        resource_modules=modules,
+        resolve_client_address=resolve_with_one_passkey,
     )
     db.disconnect()
     redis_ctrl.disconnect()
@@ -162,7 +176,9 @@ def wait_for_a_fresh_second() -> None:
 
 
 def post(client: FlaskClient, path: str, **headers: str) -> Any:
-    return client.post(path, json={}, headers={name.replace("_", "-"): value for name, value in headers.items()})
+    return client.post(
+        path, json={}, headers={name.replace("_", "-"): value for name, value in headers.items()}
+    )
 
 
 # Limits
@@ -182,25 +198,41 @@ def test_the_third_submit_within_a_second_is_refused(burst_client: FlaskClient) 
 
 def test_a_request_is_counted_whatever_is_wrong_with_its_body(burst_client: FlaskClient) -> None:
     broken = [
-        burst_client.post("/api/text", data=b"{", content_type="application/json", headers={"apikey": "a key"}),
-        burst_client.post("/api/text", data=b"hello", content_type="text/plain", headers={"apikey": "a key"}),
+        burst_client.post(
+            "/api/text", data=b"{", content_type="application/json", headers={"apikey": "a key"}
+        ),
+        burst_client.post(
+            "/api/text", data=b"hello", content_type="text/plain", headers={"apikey": "a key"}
+        ),
     ]
     assert [answer.status_code for answer in broken] == [400, 415]
     assert post(burst_client, "/api/text", apikey="a key").status_code == 429
 
 
 def test_chat_is_counted_apart_from_text(burst_client: FlaskClient) -> None:
-    assert [post(burst_client, "/api/chat", apikey="a key").status_code for _ in range(3)] == [200, 200, 429]
+    assert [post(burst_client, "/api/chat", apikey="a key").status_code for _ in range(3)] == [
+        200,
+        200,
+        429,
+    ]
     assert post(burst_client, "/api/text", apikey="a key").status_code == 200
 
 
 def test_an_address_is_counted_over_all_its_keys(burst_client: FlaskClient) -> None:
-    assert [post(burst_client, "/api/text", apikey=f"key {number}").status_code for number in range(3)] == [200, 200, 429]
+    assert [
+        post(burst_client, "/api/text", apikey=f"key {number}").status_code for number in range(3)
+    ] == [200, 200, 429]
 
 
 def test_the_users_of_a_known_proxy_do_not_limit_each_other(burst_client: FlaskClient) -> None:
     answers = [
-        post(burst_client, "/api/text", apikey=f"key {user}", Proxied_For=f"198.51.100.{user}", Proxy_Authorization=PASSKEY)
+        post(
+            burst_client,
+            "/api/text",
+            apikey=f"key {user}",
+            Proxied_For=f"198.51.100.{user}",
+            Proxy_Authorization=PASSKEY,
+        )
         for user in (1, 2, 3)
         for _ in range(2)
     ]
@@ -224,11 +256,17 @@ def test_a_made_up_forwarding_header_is_ignored(burst_client: FlaskClient) -> No
 
 def test_a_whitelisted_address_has_wider_limits(burst_client: FlaskClient) -> None:
     headers = {"apikey": "a key", "Proxied-For": "198.51.100.77", "Proxy-Authorization": PASSKEY}
-    assert burst_client.post("/api/text", json={"trusted": True}, headers=headers).status_code == 200
-    assert [burst_client.post("/api/text", json={}, headers=headers).status_code for _ in range(11)] == [200] * 10 + [429]
+    assert (
+        burst_client.post("/api/text", json={"trusted": True}, headers=headers).status_code == 200
+    )
+    assert [
+        burst_client.post("/api/text", json={}, headers=headers).status_code for _ in range(11)
+    ] == [200] * 10 + [429]
 
 
-def test_every_id_has_its_own_budget_and_the_default_does_not_add_to_it(client: FlaskClient) -> None:
+def test_every_id_has_its_own_budget_and_the_default_does_not_add_to_it(
+    client: FlaskClient,
+) -> None:
     assert {client.get("/api/status/1").status_code for _ in range(100)} == {200}
     assert client.get("/api/status/2").headers["X-RateLimit-Remaining"] == "599"
 
@@ -297,7 +335,11 @@ def test_a_stopped_redis_costs_milliseconds(client: FlaskClient, own: OwnService
         started_at = time.monotonic()
         assert [client.get("/api/row").status_code for _ in range(20)] == [200] * 20
         wait_for_a_fresh_second()
-        assert [post(client, "/api/text", apikey="a key").status_code for _ in range(3)] == [200, 200, 429]
+        assert [post(client, "/api/text", apikey="a key").status_code for _ in range(3)] == [
+            200,
+            200,
+            429,
+        ]
         assert time.monotonic() - started_at < 3
         with pytest.raises(RedisUnavailable):
             redis_ctrl.get_json("anything")
@@ -308,7 +350,9 @@ def test_a_stopped_redis_costs_milliseconds(client: FlaskClient, own: OwnService
     wait_until(lambda: redis_ctrl.get_counter("anything") == 0)
 
 
-def test_a_hanging_redis_costs_a_fraction_of_a_second(client: FlaskClient, own: OwnServices) -> None:
+def test_a_hanging_redis_costs_a_fraction_of_a_second(
+    client: FlaskClient, own: OwnServices
+) -> None:
     os.kill(valkey_pid(own.valkey), signal.SIGSTOP)
     try:
         started_at = time.monotonic()
@@ -328,12 +372,16 @@ def valkey_pid(child: Child) -> int:
     return child.pid
 
 
-def test_a_subscription_survives_a_restart_and_tells_of_the_gap(app: Flask, own: OwnServices) -> None:
+def test_a_subscription_survives_a_restart_and_tells_of_the_gap(
+    app: Flask, own: OwnServices
+) -> None:
     messages: list[str] = []
     gaps: list[None] = []
     stop = threading.Event()
     thread = threading.Thread(
-        target=redis_ctrl.listen, args=("news", messages.append, lambda: gaps.append(None), stop), daemon=True
+        target=redis_ctrl.listen,
+        args=("news", messages.append, lambda: gaps.append(None), stop),
+        daemon=True,
     )
     thread.start()
     wait_until(lambda: len(gaps) == 1)
@@ -404,7 +452,8 @@ def test_one_process_leads_until_it_resigns(election_engine: Engine) -> None:
     clock.pass_an_election()
     assert (first.refresh(), second.refresh()) == (True, False)
     first.resign()
-    wait_until(lambda: wins_an_election(second, clock))  # Postgres frees the lock when it notices the end of the session
+    # Postgres frees the lock when it notices the end of the session.
+    wait_until(lambda: wins_an_election(second, clock))
     assert not first.refresh()
     second.resign()
     first.resign()
@@ -415,14 +464,19 @@ def wins_an_election(process: Leadership, clock: Clock) -> bool:
     return process.refresh()
 
 
-def test_a_leader_whose_connection_dies_is_replaced_at_the_next_election(election_engine: Engine) -> None:
+def test_a_leader_whose_connection_dies_is_replaced_at_the_next_election(
+    election_engine: Engine,
+) -> None:
     clock = Clock()
     first, second = Leadership(election_engine, clock), Leadership(election_engine, clock)
     wait_until(lambda: wins_an_election(first, clock))
     assert not second.refresh()
     with election_engine.connect() as connection:
         connection.execute(
-            text("SELECT pg_terminate_backend(pid, 5000) FROM pg_locks WHERE locktype = 'advisory' AND granted")
+            text(
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_locks WHERE locktype = 'advisory'"
+                " AND granted"
+            )
         ).all()
     clock.pass_an_election()
     assert (second.refresh(), first.refresh()) == (True, False)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Whatever is sent, the API refuses it in JSON, at once, without a trace and without a word of it."""
+"""Whatever is sent, the API refuses it in JSON, at once, without a trace and without a word of
+it.
+"""
 
 from collections.abc import Iterator
 from random import Random
@@ -18,7 +20,11 @@ SEED = 20
 ATTACK_COUNT = 800
 EXAMPLE_COUNT = 200
 ANY_JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=True) | st.text(st.characters(exclude_categories=())),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=True)
+    | st.text(st.characters(exclude_categories=())),
     lambda children: st.lists(children) | st.dictionaries(st.text(), children),
     max_leaves=20,
 )
@@ -59,13 +65,24 @@ def test_no_value_at_any_place_does_harm(horde: FuzzHorde, data: st.DataObject) 
     path = data.draw(st.sampled_from(sorted(ROUTES)))
     place = data.draw(st.sampled_from(list_paths(ROUTES[path])))
     body = replace_at(ROUTES[path], place, data.draw(ANY_JSON))
-    headers = (("apikey", data.draw(st.sampled_from(horde.keys))), ("Content-Type", "application/json"))
+    headers = (
+        ("apikey", data.draw(st.sampled_from(horde.keys))),
+        ("Content-Type", "application/json"),
+    )
     horde.strike(Attack("POST", path, (), headers, render(body).encode("utf-8", "surrogatepass")))
     check_no_problems(horde)
 
 
 @pytest.mark.parametrize(
-    "path", ["users/", "workers/", "workers/name/", "status/models/", "generate/text/status/", "generate/chat/status/"]
+    "path",
+    [
+        "users/",
+        "workers/",
+        "workers/name/",
+        "status/models/",
+        "generate/text/status/",
+        "generate/chat/status/",
+    ],
 )
 def test_a_long_name_does_not_come_back_whole(horde: FuzzHorde, path: str) -> None:
     answer = horde.app.test_client().get(f"/api/v2/{path}{'x' * 3000}")

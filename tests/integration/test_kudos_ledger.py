@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""The ledger on a real database: postings become balances exactly once, and nobody holds what they do not have.
+"""The ledger on a real database: postings become balances exactly once, and nobody holds what they
+do not have.
 
-Most tests commit for real, since they are about what other connections see. Each makes accounts of its own.
+Most tests commit for real, since they are about what other connections see. Each makes accounts of
+its own.
 """
 
 import threading
@@ -31,7 +33,14 @@ from horde.classes.base.kudos import (
     StatPosting,
     StatTarget,
 )
-from horde.classes.base.user import User, UserRecords, UserRole, UserRoleTypes, UserStats, get_kudos_floor
+from horde.classes.base.user import (
+    User,
+    UserRecords,
+    UserRole,
+    UserRoleTypes,
+    UserStats,
+    get_kudos_floor,
+)
 from horde.classes.base.worker import Worker, WorkerStats
 from horde.classes.kobold.pricing import build_generation_movements
 from horde.classes.kobold.worker import TextWorker
@@ -60,7 +69,9 @@ serial = count(1)
 def ledger(service_urls: ServiceAddresses) -> Iterator[Config]:
     """A migrated database of this module's own, connected."""
     config = Config(
-        database_url=make_database(service_urls.database_url, "ledger").replace("postgresql://", "postgresql+psycopg2://", 1),
+        database_url=make_database(service_urls.database_url, "ledger").replace(
+            "postgresql://", "postgresql+psycopg2://", 1
+        ),
         redis_url=service_urls.redis_url,
         secret_key="salt of the tests",
         kudos_trust_threshold=TRUST_THRESHOLD,
@@ -83,7 +94,11 @@ def folded(ledger: Config) -> None:
 
 
 def make_user(
-    *, opening: int = 0, oauth_id: str | None = None, age: timedelta = timedelta(days=30), trusted: bool = False
+    *,
+    opening: int = 0,
+    oauth_id: str | None = None,
+    age: timedelta = timedelta(days=30),
+    trusted: bool = False,
 ) -> int:
     """An account that had `opening` kudos before the ledger knew it."""
     number = next(serial)
@@ -109,7 +124,13 @@ def make_worker(user_id: int) -> UUID:
         return worker.id
 
 
-def move(user_id: int, amount: str | Decimal, *, account: Account = Account.BALANCE, hold: str | None = None) -> Movements:
+def move(
+    user_id: int,
+    amount: str | Decimal,
+    *,
+    account: Account = Account.BALANCE,
+    hold: str | None = None,
+) -> Movements:
     currency = Currency(
         user_id=user_id,
         entry_type=EntryType.GENERATION,
@@ -129,7 +150,11 @@ def post(*movements: Movements) -> None:
 def hold(user_id: int, amount: str, business_id: str | None = None) -> bool:
     with transaction() as session:
         return hold_kudos(
-            session, user_id=user_id, business_id=business_id or f"test:{uuid4()}", amount=Decimal(amount), now=utcnow()
+            session,
+            user_id=user_id,
+            business_id=business_id or f"test:{uuid4()}",
+            amount=Decimal(amount),
+            now=utcnow(),
         )
 
 
@@ -168,8 +193,18 @@ def test_an_event_is_one_statement_whatever_it_moves(ledger: Config) -> None:
         reservation_id=None,
     )
     with transaction() as session:
-        assert count_statements(session, lambda: append_movements(session, uuid4(), movements, utcnow())) == 1
-        assert count_statements(session, lambda: append_movements(session, uuid4(), Movements(), utcnow())) == 0
+        assert (
+            count_statements(
+                session, lambda: append_movements(session, uuid4(), movements, utcnow())
+            )
+            == 1
+        )
+        assert (
+            count_statements(
+                session, lambda: append_movements(session, uuid4(), Movements(), utcnow())
+            )
+            == 0
+        )
 
 
 def test_a_generation_reaches_every_balance_and_counter() -> None:
@@ -194,10 +229,14 @@ def test_a_generation_reaches_every_balance_and_counter() -> None:
         stats = dict(session.execute(select(UserStats.user_id, UserStats.value)).tuples().all())
         records = {
             (row.user_id, row.record_type.name): row.value
-            for row in session.scalars(select(UserRecords).where(UserRecords.user_id.in_([owner, requester])))
+            for row in session.scalars(
+                select(UserRecords).where(UserRecords.user_id.in_([owner, requester]))
+            )
         }
         worker = session.get_one(Worker, worker_id)
-        generated = session.scalar(select(WorkerStats.value).where(WorkerStats.worker_id == worker_id))
+        generated = session.scalar(
+            select(WorkerStats.value).where(WorkerStats.worker_id == worker_id)
+        )
     assert (stats[owner], stats[requester]) == (5, -11)
     assert records == {
         (owner, "FULFILLMENT"): 1,
@@ -238,7 +277,8 @@ def test_a_batch_takes_the_oldest_rows_and_leaves_the_rest() -> None:
 def test_a_low_id_that_commits_late_is_still_folded() -> None:
     user_id = make_user(opening=100)
     with db._State.sessions() as late:  # type: ignore[misc]
-        append_movements(late, uuid4(), move(user_id, "3"), utcnow())  # takes its id, not yet visible
+        # Takes its id, not yet visible.
+        append_movements(late, uuid4(), move(user_id, "3"), utcnow())
         post(move(user_id, "4"))
         assert fold_postings() == 1
         assert balances(user_id)[0] == Decimal(104)
@@ -300,14 +340,23 @@ def test_a_crash_in_the_middle_folds_nothing_and_loses_nothing(table: str) -> No
     assert discrepancies() == set()
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     moves=st.lists(
-        st.tuples(st.integers(0, 2), st.sampled_from(list(Account)), st.integers(-20_000, 20_000), st.booleans()),
+        st.tuples(
+            st.integers(0, 2),
+            st.sampled_from(list(Account)),
+            st.integers(-20_000, 20_000),
+            st.booleans(),
+        ),
         max_size=30,
     )
 )
-def test_every_balance_equals_the_sum_of_its_postings(moves: list[tuple[int, Account, int, bool]]) -> None:
+def test_every_balance_equals_the_sum_of_its_postings(
+    moves: list[tuple[int, Account, int, bool]],
+) -> None:
     user_ids = [make_user(opening=40), make_user(oauth_id=str(uuid4())), make_user(trusted=True)]
     for index, account, cents, fold_now in moves:
         amount = Decimal(abs(cents) if account is Account.ESCROW else cents) / 100
@@ -321,14 +370,20 @@ def test_every_balance_equals_the_sum_of_its_postings(moves: list[tuple[int, Acc
             snapshot = session.get_one(KudosBalanceSnapshot, user_id)
             posted = dict(
                 session.execute(
-                    text("SELECT account, sum(amount) FROM kudos_ledger WHERE user_id = :id GROUP BY account"), {"id": user_id}
+                    text(
+                        "SELECT account, sum(amount) FROM kudos_ledger WHERE user_id = :id GROUP BY"
+                        " account"
+                    ),
+                    {"id": user_id},
                 )
                 .tuples()
                 .all()
             )
             assert snapshot.balance == snapshot.opening_balance + posted.get("balance", 0)
             assert snapshot.escrow == snapshot.opening_escrow + posted.get("escrow", 0)
-            assert snapshot.balance >= get_kudos_floor(user_id, session.get_one(User, user_id).oauth_id)
+            assert snapshot.balance >= get_kudos_floor(
+                user_id, session.get_one(User, user_id).oauth_id
+            )
     assert discrepancies() == set()
 
 
@@ -336,7 +391,8 @@ def test_every_balance_equals_the_sum_of_its_postings(moves: list[tuple[int, Acc
 
 
 @pytest.mark.parametrize(
-    ("oauth_id", "floor"), [("test_registered", 25), ("4a8d5b1c-0f62-4f5e-9f5b-2d1c2f0f8a11", 14), ("anon", -50)]
+    ("oauth_id", "floor"),
+    [("test_registered", 25), ("4a8d5b1c-0f62-4f5e-9f5b-2d1c2f0f8a11", 14), ("anon", -50)],
 )
 def test_debt_below_the_floor_is_forgiven_and_booked(oauth_id: str, floor: int) -> None:
     user_id = 0 if oauth_id == "anon" else make_user(oauth_id=oauth_id)
@@ -346,7 +402,8 @@ def test_debt_below_the_floor_is_forgiven_and_booked(oauth_id: str, floor: int) 
     with transaction() as session:
         forgiven = session.scalars(
             select(KudosPosting.amount).where(
-                KudosPosting.user_id == user_id, KudosPosting.entry_type == EntryType.FLOOR_ADJUSTMENT
+                KudosPosting.user_id == user_id,
+                KudosPosting.entry_type == EntryType.FLOOR_ADJUSTMENT,
             )
         ).all()
     assert forgiven == [Decimal("1000.50") + floor]
@@ -390,7 +447,9 @@ def test_a_suspicious_account_is_not_promoted() -> None:
     with transaction() as session:
         for reason in range(5):
             session.execute(
-                text("INSERT INTO user_suspicions (user_id, suspicion_id) VALUES (:user_id, :reason)"),
+                text(
+                    "INSERT INTO user_suspicions (user_id, suspicion_id) VALUES (:user_id, :reason)"
+                ),
                 {"user_id": user_id, "reason": reason},
             )
     post(move(user_id, "5000", account=Account.ESCROW))
@@ -407,7 +466,8 @@ def test_escrow_of_a_trusted_account_drains_once() -> None:
     with transaction() as session:
         pair = session.scalars(
             select(KudosPosting.amount).where(
-                KudosPosting.user_id == user_id, KudosPosting.entry_type == EntryType.EVALUATION_PROMOTION
+                KudosPosting.user_id == user_id,
+                KudosPosting.entry_type == EntryType.EVALUATION_PROMOTION,
             )
         ).all()
     assert sorted(pair) == [Decimal("-12.34"), Decimal("12.34")]
@@ -441,7 +501,11 @@ def test_a_statistic_that_can_never_fold_is_set_aside(
     )
     user_id = make_user()
     good = Statistic(
-        entry_type=EntryType.STAT_RECORD, target=StatTarget.USER_STATS, name="gifted", amount=Decimal(5), user_id=user_id
+        entry_type=EntryType.STAT_RECORD,
+        target=StatTarget.USER_STATS,
+        name="gifted",
+        amount=Decimal(5),
+        user_id=user_id,
     )
     event_id = uuid4()
     with transaction() as session:
@@ -449,7 +513,9 @@ def test_a_statistic_that_can_never_fold_is_set_aside(
     assert fold_postings() == 2
     assert fold_postings() == 0
     with transaction() as session:
-        rows = session.scalars(select(StatPosting).where(StatPosting.event_id == event_id).order_by(StatPosting.id)).all()
+        rows = session.scalars(
+            select(StatPosting).where(StatPosting.event_id == event_id).order_by(StatPosting.id)
+        ).all()
         assert session.scalar(select(UserStats.value).where(UserStats.user_id == user_id)) == 5
     assert [row.applied for row in rows] == [False, True]
     assert reason in (rows[0].quarantine_reason or "")
@@ -479,7 +545,11 @@ def test_a_hold_is_two_statements_and_nothing_for_nothing() -> None:
                 count_statements(
                     session,
                     lambda amount=amount: hold_kudos(
-                        session, user_id=user_id, business_id=f"test:{uuid4()}", amount=amount, now=utcnow()
+                        session,
+                        user_id=user_id,
+                        business_id=f"test:{uuid4()}",
+                        amount=amount,
+                        now=utcnow(),
                     ),
                 )
                 == statements
@@ -533,7 +603,12 @@ def test_a_released_hold_comes_back_for_its_payer_only() -> None:
 
 
 def test_the_floor_of_the_hold_is_that_of_the_account() -> None:
-    for oauth_id in ("g_1", str(uuid4()), "{4a8d5b1c-0f62-4f5e-9f5b-2d1c2f0f8a12}", "d_4a8d5b1c0f624f5e9f5b2d1c2f0f8a11"):
+    for oauth_id in (
+        "g_1",
+        str(uuid4()),
+        "{4a8d5b1c-0f62-4f5e-9f5b-2d1c2f0f8a12}",
+        "d_4a8d5b1c0f624f5e9f5b2d1c2f0f8a11",
+    ):
         user_id = make_user(opening=100, oauth_id=oauth_id)
         assert available(user_id) == 100 - get_kudos_floor(user_id, oauth_id)
 
@@ -568,7 +643,9 @@ def test_holds_debits_and_folds_at_once_never_overspend() -> None:
             business_id = f"test:{uuid4()}"
             if hold(user_id, "20", business_id):
                 with transaction() as session:
-                    append_movements(session, uuid4(), move(user_id, "-20", hold=business_id), utcnow())
+                    append_movements(
+                        session, uuid4(), move(user_id, "-20", hold=business_id), utcnow()
+                    )
                     release_hold(session, business_id, utcnow())
                 spent += 20
         return spent
@@ -593,7 +670,10 @@ def test_holds_debits_and_folds_at_once_never_overspend() -> None:
     [
         ("UPDATE users SET kudos = kudos + 1 WHERE id = :id", "shown_balance"),
         ("UPDATE users SET evaluating_kudos = 7 WHERE id = :id", "shown_escrow"),
-        ("UPDATE kudos_balance_snapshots SET balance = balance + 0.01 WHERE user_id = :id", "balance"),
+        (
+            "UPDATE kudos_balance_snapshots SET balance = balance + 0.01 WHERE user_id = :id",
+            "balance",
+        ),
         ("UPDATE kudos_balance_snapshots SET escrow = 3 WHERE user_id = :id", "escrow"),
         ("UPDATE kudos_ledger SET amount = amount + 1 WHERE user_id = :id", "balance"),
         ("DELETE FROM kudos_ledger WHERE user_id = :id", "balance"),
@@ -616,7 +696,9 @@ def test_the_audit_finds_a_hold_without_its_request_and_an_event_booked_twice() 
     user_id = make_user(opening=1000)
     business_id, event_id = f"upfront:{uuid4()}", uuid4()
     with db._State.sessions() as session:  # type: ignore[misc]
-        hold_kudos(session, user_id=user_id, business_id=business_id, amount=Decimal(5), now=utcnow())
+        hold_kudos(
+            session, user_id=user_id, business_id=business_id, amount=Decimal(5), now=utcnow()
+        )
         for _ in range(2):
             append_movements(session, event_id, move(user_id, "-1"), utcnow())
         found = {(entry.kind, entry.subject) for entry in audit_ledger(session).discrepancies}
@@ -661,5 +743,7 @@ def test_a_released_hold_keeps_its_row() -> None:
     hold(user_id, "10", business_id)
     with transaction() as session:
         release_hold(session, business_id, utcnow())
-        row = session.scalars(select(KudosReservation).where(KudosReservation.business_id == business_id)).one()
+        row = session.scalars(
+            select(KudosReservation).where(KudosReservation.business_id == business_id)
+        ).one()
         assert (row.active, row.released_at is not None) == (False, True)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""The schema files on a real database: what they make, what they leave alone, and what happens when they are cut short."""
+"""The schema files on a real database: what they make, what they leave alone, and what happens when
+they are cut short.
+"""
 
 import importlib
 import logging
@@ -80,7 +82,9 @@ def engine(new_database: NewDatabase) -> Engine:
 
 
 def describe_table(engine: Engine, table: str) -> dict[str, set[tuple[str, ...]]]:
-    """Columns with type and nullability, indexes and constraints, as Postgres itself prints them. Defaults are left out."""
+    """Columns with type and nullability, indexes and constraints, as Postgres itself prints them.
+    Defaults are left out.
+    """
     queries = {
         "columns": """
             SELECT attname, format_type(atttypid, atttypmod), attnotnull::text
@@ -101,7 +105,10 @@ def describe_table(engine: Engine, table: str) -> dict[str, set[tuple[str, ...]]
         """,
     }
     with engine.connect() as connection:
-        return {name: {tuple(row) for row in connection.execute(text(sql), {"table": table})} for name, sql in queries.items()}
+        return {
+            name: {tuple(row) for row in connection.execute(text(sql), {"table": table})}
+            for name, sql in queries.items()
+        }
 
 
 @pytest.mark.parametrize("table", MODELLED_TABLES)
@@ -135,10 +142,18 @@ def test_an_empty_database_is_brought_to_the_newest_version_and_seeded(engine: E
     assert migrate(engine, secret_key=SECRET) == VERSIONS
     with Session(engine) as session:
         anonymous = session.get_one(User, ANONYMOUS_ID)
-        assert (anonymous.alias, anonymous.oauth_id, anonymous.concurrency) == ("Anonymous#0", "anon", 500)
+        assert (anonymous.alias, anonymous.oauth_id, anonymous.concurrency) == (
+            "Anonymous#0",
+            "anon",
+            500,
+        )
         assert anonymous.api_key == hash_api_key("0000000000", SECRET)
-        assert session.execute(text("SELECT raid, invite_only, maintenance FROM settings")).all() == [(False, False, False)]
-        assert session.execute(text("SELECT id, mode FROM kudos_ledger_control")).all() == [(1, "ledger")]
+        assert session.execute(
+            text("SELECT raid, invite_only, maintenance FROM settings")
+        ).all() == [(False, False, False)]
+        assert session.execute(text("SELECT id, mode FROM kudos_ledger_control")).all() == [
+            (1, "ledger")
+        ]
 
 
 def test_a_second_run_changes_nothing(engine: Engine) -> None:
@@ -148,7 +163,9 @@ def test_a_second_run_changes_nothing(engine: Engine) -> None:
     assert count_rows(engine) == before
 
 
-def test_another_secret_key_is_reported_and_changes_no_key(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_secret_key_is_reported_and_changes_no_key(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
     migrate(engine, secret_key=SECRET)
     with caplog.at_level(logging.WARNING):
         migrate(engine, secret_key="another")
@@ -167,12 +184,25 @@ def test_a_live_horde_before_chat_is_upgraded_in_place(engine: Engine) -> None:
 
     with Session(engine) as session:
         request = session.get_one(TextWaitingPrompt, live.request)
-        assert (request.is_chat, request.messages, request.chat_conformance, request.queue_class) == (False, None, "strict", None)
+        assert (
+            request.is_chat,
+            request.messages,
+            request.chat_conformance,
+            request.queue_class,
+        ) == (False, None, "strict", None)
         assert (request.n, request.extra_priority, request.params) == (2, 50, {"n": 2})
         worker = session.get_one(TextWorker, live.worker)
-        assert (worker.accepts_chat_jobs, worker.accepts_prompt_jobs, worker.nonconformant_replies) == (False, True, 0)
+        assert (
+            worker.accepts_chat_jobs,
+            worker.accepts_prompt_jobs,
+            worker.nonconformant_replies,
+        ) == (False, True, 0)
         job = session.get_one(TextProcessingGeneration, live.job)
-        assert (job.message, job.over_capacity_at_assignment, job.wp_id) == (None, False, live.request)
+        assert (job.message, job.over_capacity_at_assignment, job.wp_id) == (
+            None,
+            False,
+            live.request,
+        )
         assert session.get_one(User, live.user).kudos == 5000
     require_current_schema(engine)
     assert read_table_files(engine) == files_before, "a table was rewritten"
@@ -192,7 +222,10 @@ def test_an_older_server_keeps_inserting_after_the_upgrade(engine: Engine) -> No
 def test_balances_open_with_what_no_applied_posting_explains(engine: Engine) -> None:
     make_horde_before_chat(engine)
     with engine.begin() as connection:
-        posted, unposted = insert_user(connection, "posted", kudos=5000), insert_user(connection, "unposted", kudos=70)
+        posted, unposted = (
+            insert_user(connection, "posted", kudos=5000),
+            insert_user(connection, "unposted", kudos=70),
+        )
         connection.execute(
             text(
                 "INSERT INTO kudos_ledger (event_id, entry_type, user_id, account, amount, applied) VALUES"
@@ -203,22 +236,40 @@ def test_balances_open_with_what_no_applied_posting_explains(engine: Engine) -> 
             {"id": posted},
         )
         stale = insert_user(connection, "stale", kudos=9)
-        connection.execute(text("INSERT INTO kudos_balance_snapshots (user_id, balance) VALUES (:id, 1)"), {"id": stale})
+        connection.execute(
+            text("INSERT INTO kudos_balance_snapshots (user_id, balance) VALUES (:id, 1)"),
+            {"id": stale},
+        )
 
     migrate(engine, secret_key=SECRET)
 
     with Session(engine) as session:
         snapshots = {row.user_id: row for row in session.scalars(select(KudosBalanceSnapshot))}
-        assert set(snapshots) == {posted, stale}, f"user {unposted} has no postings and needs no row"
-        assert (snapshots[posted].balance, snapshots[posted].opening_balance) == (Decimal(5000), Decimal("5010.25"))
-        assert (snapshots[posted].escrow, snapshots[posted].opening_escrow) == (Decimal(0), Decimal(-3))
-        assert (snapshots[stale].balance, snapshots[stale].opening_balance) == (Decimal(9), Decimal(9))
+        assert set(snapshots) == {posted, stale}, (
+            f"user {unposted} has no postings and needs no row"
+        )
+        assert (snapshots[posted].balance, snapshots[posted].opening_balance) == (
+            Decimal(5000),
+            Decimal("5010.25"),
+        )
+        assert (snapshots[posted].escrow, snapshots[posted].opening_escrow) == (
+            Decimal(0),
+            Decimal(-3),
+        )
+        assert (snapshots[stale].balance, snapshots[stale].opening_balance) == (
+            Decimal(9),
+            Decimal(9),
+        )
 
 
 def test_a_database_that_lacks_a_column_is_refused_by_name_and_left_alone(engine: Engine) -> None:
     make_horde_before_chat(engine)
     with engine.begin() as connection:
-        connection.execute(text("ALTER TABLE users DROP COLUMN contact; ALTER TABLE workers ADD COLUMN shoe_size int NOT NULL"))
+        connection.execute(
+            text(
+                "ALTER TABLE users DROP COLUMN contact; ALTER TABLE workers ADD COLUMN shoe_size int NOT NULL"
+            )
+        )
     with pytest.raises(SchemaError) as refusal:
         migrate(engine, secret_key=SECRET)
     assert "users.contact is missing" in str(refusal.value)
@@ -257,7 +308,9 @@ def test_an_index_that_failed_to_build_is_built_on_the_next_run(engine: Engine) 
     with engine.begin() as connection:
         connection.exec_driver_sql(chat.transaction)
         duplicates = [insert_request(connection, ANONYMOUS_ID) for _ in range(2)]
-        connection.execute(text("UPDATE waiting_prompts SET operation_key = :key"), {"key": uuid4()})
+        connection.execute(
+            text("UPDATE waiting_prompts SET operation_key = :key"), {"key": uuid4()}
+        )
     with pytest.raises(IntegrityError):
         migrate(engine, secret_key=SECRET)
     assert is_index_valid(engine, "ix_waiting_prompts_user_operation_key") is False
@@ -265,27 +318,40 @@ def test_an_index_that_failed_to_build_is_built_on_the_next_run(engine: Engine) 
         require_current_schema(engine)
 
     with engine.begin() as connection:
-        connection.execute(text("UPDATE waiting_prompts SET operation_key = NULL WHERE id = :id"), {"id": duplicates[0]})
+        connection.execute(
+            text("UPDATE waiting_prompts SET operation_key = NULL WHERE id = :id"),
+            {"id": duplicates[0]},
+        )
     assert migrate(engine, secret_key=SECRET) == AFTER_BASE
     assert is_index_valid(engine, "ix_waiting_prompts_user_operation_key") is True
 
 
-def test_a_file_that_fails_leaves_nothing_of_itself(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_fails_leaves_nothing_of_itself(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     broken = migrations.parse_migration("5.1.17", "CREATE TABLE half (id int);\nSELECT 1 / 0;\n")
-    monkeypatch.setattr(migrations, "list_migrations", lambda folder: [*list_migrations(folder), broken])
+    monkeypatch.setattr(
+        migrations, "list_migrations", lambda folder: [*list_migrations(folder), broken]
+    )
     with pytest.raises(Exception, match="division by zero"):
         migrate(engine, secret_key=SECRET)
     with engine.connect() as connection:
         assert connection.scalar(text("SELECT to_regclass('half')")) is None
-        assert connection.scalars(text("SELECT version FROM schema_migrations ORDER BY version")).all() == VERSIONS
+        assert (
+            connection.scalars(text("SELECT version FROM schema_migrations ORDER BY version")).all()
+            == VERSIONS
+        )
 
 
 @pytest.mark.race
-def test_readers_go_on_while_a_migration_waits_for_a_table(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readers_go_on_while_a_migration_waits_for_a_table(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(migrations, "TABLE_LOCK_SECONDS", 0.1)
     migrate(engine, secret_key=SECRET, target="5.1.14")
     with ThreadPoolExecutor(1) as pool, engine.connect() as reader:
-        reader.execute(text("SELECT 1 FROM waiting_prompts"))  # keeps its lock until its transaction ends
+        # Keeps its lock until its transaction ends.
+        reader.execute(text("SELECT 1 FROM waiting_prompts"))
         running = pool.submit(migrate, engine, secret_key=SECRET)
         with engine.connect() as other:
             other.execute(text("SET lock_timeout = '5s'"))
@@ -310,7 +376,9 @@ def test_a_database_behind_the_files_is_refused(engine: Engine) -> None:
 def test_a_database_ahead_of_the_files_is_accepted(engine: Engine) -> None:
     migrate(engine, secret_key=SECRET)
     with engine.begin() as connection:
-        connection.execute(text("INSERT INTO schema_migrations VALUES ('9.0.0', now(), repeat('0', 64))"))
+        connection.execute(
+            text("INSERT INTO schema_migrations VALUES ('9.0.0', now(), repeat('0', 64))")
+        )
     require_current_schema(engine)
 
 
@@ -323,11 +391,14 @@ def test_the_queue_is_read_in_the_order_of_its_indexes(migrated: Engine) -> None
     rank = "extra_priority - 5 * date_part('epoch', created)"
     live = "active AND NOT faulted AND n > 0"
     by_class = (
-        f"SELECT id FROM waiting_prompts WHERE {live} AND wp_type = 'text' AND queue_class = 1 ORDER BY {rank} DESC, created, id"
+        f"SELECT id FROM waiting_prompts WHERE {live} AND wp_type = 'text' AND queue_class = 1"
+        f" ORDER BY {rank} DESC, created, id"
     )
     by_user = f"SELECT id FROM waiting_prompts WHERE {live} AND user_id = 1 ORDER BY {rank} DESC"
     with migrated.connect() as connection:
-        connection.execute(text("SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_sort = off"))
+        connection.execute(
+            text("SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_sort = off")
+        )
         for sql, index in [(by_class, "queue_class"), (by_user, "queue_user")]:
             plan = "\n".join(connection.scalars(text(f"EXPLAIN {sql}")))
             assert f"ix_waiting_prompts_{index}" in plan, plan
@@ -343,7 +414,8 @@ def test_the_command_migrates_and_tells_what_ran(engine: Engine) -> None:
     assert (after.returncode, "not applied" in after.stdout) == (0, False)
 
 
-# Rows as a server of the version before writes them: every column of 5.1.14 named that it had no default for.
+# Rows as a server of the version before writes them: every column of 5.1.14 named that it had no
+# default for.
 
 
 class LiveRows:
@@ -354,7 +426,9 @@ class LiveRows:
 
 
 def make_horde_before_chat(engine: Engine) -> None:
-    """The tables of 5.1.14 as an older server leaves them: no record table, and no defaults in the columns."""
+    """The tables of 5.1.14 as an older server leaves them: no record table, and no defaults in the
+    columns.
+    """
     base = list_migrations()[0]
     with engine.begin() as connection:
         connection.exec_driver_sql(base.transaction)
@@ -369,13 +443,19 @@ def make_horde_before_chat(engine: Engine) -> None:
 
 
 def create_unmodelled_tables(engine: Engine) -> None:
-    """Add the tables of 5.1.14 that no row class stands for, empty of meaning but with their columns."""
+    """Add the tables of 5.1.14 that no row class stands for, empty of meaning but with their
+    columns.
+    """
     with engine.begin() as connection:
         connection.exec_driver_sql("CREATE SCHEMA source; SET LOCAL search_path = source")
         connection.exec_driver_sql(list_migrations()[0].transaction)
-        names = connection.scalars(text("SELECT tablename FROM pg_tables WHERE schemaname = 'source'")).all()
+        names = connection.scalars(
+            text("SELECT tablename FROM pg_tables WHERE schemaname = 'source'")
+        ).all()
         for name in set(names) - set(MODELLED_TABLES):
-            connection.exec_driver_sql(f"CREATE TABLE public.{name} (LIKE source.{name} INCLUDING DEFAULTS INCLUDING INDEXES)")
+            connection.exec_driver_sql(
+                f"CREATE TABLE public.{name} (LIKE source.{name} INCLUDING DEFAULTS INCLUDING INDEXES)"
+            )
 
 
 def insert_live_rows(connection: Connection) -> LiveRows:
@@ -460,20 +540,31 @@ def insert_request(connection: Connection, user: int) -> UUID:
 def count_rows(engine: Engine) -> dict[str, int]:
     """Rows by table."""
     with engine.connect() as connection:
-        tables = connection.scalars(text("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")).all()
-        return {table: connection.scalar(text(f'SELECT count(*) FROM "{table}"')) or 0 for table in tables}
+        tables = connection.scalars(
+            text("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
+        ).all()
+        return {
+            table: connection.scalar(text(f'SELECT count(*) FROM "{table}"')) or 0
+            for table in tables
+        }
 
 
 def read_table_files(engine: Engine) -> dict[str, int]:
     """Which file holds a table: another one after a rewrite."""
     with engine.connect() as connection:
-        return {table: connection.scalar(text(f"SELECT pg_relation_filenode('{table}')")) or 0 for table in CHANGED_TABLES}
+        return {
+            table: connection.scalar(text(f"SELECT pg_relation_filenode('{table}')")) or 0
+            for table in CHANGED_TABLES
+        }
 
 
 def is_index_valid(engine: Engine, name: str) -> bool | None:
     """Whether an index is complete; None when there is none."""
     with engine.connect() as connection:
-        return connection.scalar(text("SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(:name)"), {"name": name})
+        return connection.scalar(
+            text("SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(:name)"),
+            {"name": name},
+        )
 
 
 def has_column(connection: Connection, table: str, column: str) -> bool:
@@ -490,4 +581,6 @@ def run_command(engine: Engine, action: str) -> subprocess.CompletedProcess[str]
         "secret_key": SECRET,
     }
     command = [sys.executable, "-m", "horde.cli.main", "db", action]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )

@@ -31,7 +31,9 @@ def engine(service_urls: ServiceAddresses) -> Iterator[Engine]:
 
 @pytest.fixture
 def session(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
-    """A session whose rows vanish, beside a reference of two models and a process that remembers no rules."""
+    """A session whose rows vanish, beside a reference of two models and a process that remembers no
+    rules.
+    """
     monkeypatch.setattr(
         model_reference._State,
         "models",
@@ -56,17 +58,25 @@ def statements(engine: Engine) -> Iterator[list[str]]:
     event.remove(engine, "before_cursor_execute", record)
 
 
-def add_rule(session: Session, expression: str, replacement: str = "", filter_type: int = 10) -> None:
+def add_rule(
+    session: Session, expression: str, replacement: str = "", filter_type: int = 10
+) -> None:
     session.add(Filter(regex=expression, filter_type=filter_type, replacement=replacement))
     session.flush()
 
 
-def rewrite(session: Session, prompt: str, *, is_flagged: bool = False, models: tuple[str, ...] = ()) -> str | None:
-    rewrite_text = moderation.find_prompt_rewrite(session, is_flagged=is_flagged, models=models, prompt=prompt)
+def rewrite(
+    session: Session, prompt: str, *, is_flagged: bool = False, models: tuple[str, ...] = ()
+) -> str | None:
+    rewrite_text = moderation.find_prompt_rewrite(
+        session, is_flagged=is_flagged, models=models, prompt=prompt
+    )
     return None if rewrite_text is None else rewrite_text(prompt)
 
 
-def test_ordinary_requests_are_left_alone_without_a_statement(session: Session, statements: list[str]) -> None:
+def test_ordinary_requests_are_left_alone_without_a_statement(
+    session: Session, statements: list[str]
+) -> None:
     assert rewrite(session, "a child, a dog", models=(ORDINARY, "unknown")) is None
     assert rewrite(session, "a child, a dog") is None
     assert statements == []
@@ -102,7 +112,9 @@ def test_only_replacement_rules_count(session: Session) -> None:
     assert rewrite(session, "dog", is_flagged=True) == "dog"
 
 
-def test_a_rule_that_cannot_be_compiled_leaves_the_others_at_work(session: Session, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_rule_that_cannot_be_compiled_leaves_the_others_at_work(
+    session: Session, caplog: pytest.LogCaptureFixture
+) -> None:
     add_rule(session, "(", "x")
     add_rule(session, "a{99999999999999999999}", "x")
     add_rule(session, "dog", "cat")
@@ -119,5 +131,7 @@ def test_a_prompt_too_long_to_screen_is_refused_only_where_it_is_screened(sessio
 
 
 def test_the_longest_prompt_passes_our_own_rules(session: Session) -> None:
-    prompt = ("Seven words of an ordinary kind, child. " * 60_000)[: moderation.MAX_SCREENED_CHARACTERS]
+    prompt = ("Seven words of an ordinary kind, child. " * 60_000)[
+        : moderation.MAX_SCREENED_CHARACTERS
+    ]
     assert "adult" in (rewrite(session, prompt, models=(ADULT,)) or "")

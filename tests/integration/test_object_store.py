@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """The object store behind `horde.r2`, against a real S3 server.
 
-With HORDE_TEST_S3_ENDPOINT, HORDE_TEST_S3_BUCKET, HORDE_TEST_S3_ACCESS_KEY and HORDE_TEST_S3_SECRET_KEY in the environment
-these tests run against that store instead, for example a bucket of R2.
+With HORDE_TEST_S3_ENDPOINT, HORDE_TEST_S3_BUCKET, HORDE_TEST_S3_ACCESS_KEY and
+HORDE_TEST_S3_SECRET_KEY in the environment these tests run against that store instead, for example
+a bucket of R2.
 """
 
 import gzip
@@ -32,8 +33,15 @@ JPEG = bytes(range(256)) * 40
 
 
 def build_config(endpoint: str, bucket: str, keys: tuple[str, str], **settings: str) -> Config:
-    named = {"source_image_bucket": bucket, "chat_messages_bucket": bucket, "s3_access_key": keys[0], "s3_secret_key": keys[1]}
-    return Config(database_url="unused", secret_key="unused", s3_endpoint=endpoint, **named | settings)  # type: ignore[arg-type]
+    named = {
+        "source_image_bucket": bucket,
+        "chat_messages_bucket": bucket,
+        "s3_access_key": keys[0],
+        "s3_secret_key": keys[1],
+    }
+    return Config(
+        database_url="unused", secret_key="unused", s3_endpoint=endpoint, **named | settings
+    )  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +51,9 @@ def store_config(request: pytest.FixtureRequest) -> Config:
         keys = (os.environ["HORDE_TEST_S3_ACCESS_KEY"], os.environ["HORDE_TEST_S3_SECRET_KEY"])
         return build_config(given, os.environ["HORDE_TEST_S3_BUCKET"], keys)
     addresses: ServiceAddresses = request.getfixturevalue("service_urls")
-    return build_config(addresses.s3_endpoint, addresses.bucket, (addresses.s3_access_key, addresses.s3_secret_key))
+    return build_config(
+        addresses.s3_endpoint, addresses.bucket, (addresses.s3_access_key, addresses.s3_secret_key)
+    )
 
 
 @pytest.fixture
@@ -71,14 +81,20 @@ def new_key(ending: str = "_chat_0.jpg") -> str:
 
 
 def fetch(url: str, **headers: str) -> tuple[int, dict[str, str], bytes]:
-    """GET as a worker does that decodes nothing. Returns status, headers by lower-case name, body as sent."""
+    """GET as a worker does that decodes nothing. Returns status, headers by lower-case name, body
+    as sent.
+    """
     parts = urllib.parse.urlsplit(url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(parts.netloc, timeout=10)
     try:
         connection.request("GET", f"{parts.path}?{parts.query}", headers=headers)
         answer = connection.getresponse()
-        return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
+        return (
+            answer.status,
+            {name.lower(): value for name, value in answer.getheaders()},
+            answer.read(),
+        )
     finally:
         connection.close()
 
@@ -135,9 +151,14 @@ def test_packed_messages_come_packed_whatever_the_client_accepts(store: Config) 
     document = b'[{"role": "user", "content": "' + b"long " * 5000 + b'"}]'
     r2.upload_chat_messages(key, gzip.compress(document), is_gzipped=True)
     for accepted in ("gzip", "identity"):
-        status, headers, body = fetch(r2.sign_download_url(key, 120), **{"Accept-Encoding": accepted})
+        status, headers, body = fetch(
+            r2.sign_download_url(key, 120), **{"Accept-Encoding": accepted}
+        )
         assert status == 200
-        assert (headers["content-type"], headers["content-encoding"]) == ("application/json", "gzip")
+        assert (headers["content-type"], headers["content-encoding"]) == (
+            "application/json",
+            "gzip",
+        )
         assert headers["cache-control"] == "no-transform"
         assert gzip.decompress(body) == document
     r2.upload_chat_messages(key, document, is_gzipped=False)
@@ -170,7 +191,9 @@ def test_the_ending_of_a_key_names_its_bucket(store_config: Config) -> None:
 def test_urls_are_signed_for_the_name_that_workers_know(store_config: Config) -> None:
     given = {"s3_public_endpoint": "https://images.example"}
     r2.connect(build_config("http://store:8333", "images", ("key", "secret"), **given))
-    assert r2.sign_download_url("a_chat_0.jpg", 600).startswith("https://images.example/images/a_chat_0.jpg?")
+    assert r2.sign_download_url("a_chat_0.jpg", 600).startswith(
+        "https://images.example/images/a_chat_0.jpg?"
+    )
     r2.disconnect()
 
 
@@ -227,7 +250,9 @@ def answering(status: int, error_code: str) -> Iterator[tuple[str, list[str]]]:
             pass
 
     with http.server.HTTPServer(("127.0.0.1", 0), Refusing) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        thread = threading.Thread(
+            target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        )
         thread.start()
         try:
             yield f"http://127.0.0.1:{server.server_port}", seen
@@ -252,14 +277,20 @@ def test_a_silent_store_holds_one_caller_and_no_other() -> None:
         put_fails("b_chat_0.jpg")
         with pytest.raises(StoreUnavailable):
             r2.get_object("a_chat_0.jpg")
-        assert r2.delete_objects(["a_chat_0.jpg", "a_chat_messages.json"]) == ["a_chat_0.jpg", "a_chat_messages.json"]
+        assert r2.delete_objects(["a_chat_0.jpg", "a_chat_messages.json"]) == [
+            "a_chat_0.jpg",
+            "a_chat_messages.json",
+        ]
         assert r2.sign_download_url("a_chat_0.jpg", 600)
         assert r2.is_left_alone()
         assert silent.count_knocks() == 0
     finally:
         r2.disconnect()
         silent.listener.close()
-    assert {tuple(attributes[name] for name in sorted(attributes)): count for attributes, count in counting.read()} == {
+    assert {
+        tuple(attributes[name] for name in sorted(attributes)): count
+        for attributes, count in counting.read()
+    } == {
         ("put", "failed"): 1,
         ("put", "skipped"): 1,
         ("get", "skipped"): 1,
@@ -296,12 +327,22 @@ def test_after_the_pause_one_call_tries_and_its_success_lets_all_through(
 
 @pytest.mark.parametrize(
     ("status", "error_code", "is_left_alone"),
-    [(403, "AccessDenied", False), (404, "NoSuchKey", False), (500, "InternalError", True), (503, "SlowDown", True)],
+    [
+        (403, "AccessDenied", False),
+        (404, "NoSuchKey", False),
+        (500, "InternalError", True),
+        (503, "SlowDown", True),
+    ],
 )
-def test_an_answer_leaves_the_store_alone_only_when_it_is_in_trouble(status: int, error_code: str, is_left_alone: bool) -> None:
+def test_an_answer_leaves_the_store_alone_only_when_it_is_in_trouble(
+    status: int, error_code: str, is_left_alone: bool
+) -> None:
     with answering(status, error_code) as (address, seen):
         r2.connect(build_config(address, "images", ("key", "secret")))
-        for call in (lambda: r2.get_object("a_chat_0.jpg"), lambda: r2.upload_source_image("a_chat_0.jpg", JPEG)):
+        for call in (
+            lambda: r2.get_object("a_chat_0.jpg"),
+            lambda: r2.upload_source_image("a_chat_0.jpg", JPEG),
+        ):
             with pytest.raises(StoreUnavailable):
                 call()
         assert r2.is_left_alone() == is_left_alone
@@ -312,7 +353,9 @@ def test_an_answer_leaves_the_store_alone_only_when_it_is_in_trouble(status: int
 def test_wrong_keys_and_a_missing_bucket_are_refusals(store_config: Config) -> None:
     keys = (store_config.s3_access_key, store_config.s3_secret_key)
     for config in (
-        build_config(store_config.s3_endpoint, store_config.source_image_bucket, (keys[0], "another secret")),
+        build_config(
+            store_config.s3_endpoint, store_config.source_image_bucket, (keys[0], "another secret")
+        ),
         build_config(store_config.s3_endpoint, f"missing-{uuid4()}", keys),
     ):
         r2.connect(config)
@@ -352,7 +395,9 @@ def test_every_object_is_listed_page_by_page(store: Config) -> None:
     assert r2.delete_objects(sorted(keys)) == []
 
 
-def test_proxies_of_the_environment_are_not_asked(monkeypatch: pytest.MonkeyPatch, store_config: Config) -> None:
+def test_proxies_of_the_environment_are_not_asked(
+    monkeypatch: pytest.MonkeyPatch, store_config: Config
+) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")

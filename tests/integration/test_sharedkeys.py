@@ -51,7 +51,9 @@ def owner(app: Flask) -> tuple[int, str]:
     return make_user()
 
 
-def call(client: FlaskClient, method: str, path: str, body: object = None, key: str | None = None) -> TestResponse:
+def call(
+    client: FlaskClient, method: str, path: str, body: object = None, key: str | None = None
+) -> TestResponse:
     headers = {} if key is None else {"apikey": key}
     return client.open(f"/api/v2/sharedkeys{path}", method=method, json=body, headers=headers)
 
@@ -82,7 +84,9 @@ def test_a_key_is_read_without_an_account(client: FlaskClient, owner: tuple[int,
     assert 86_000 < left.total_seconds() < 86_500
 
 
-def test_changing_the_name_alone_leaves_the_rest(client: FlaskClient, owner: tuple[int, str]) -> None:
+def test_changing_the_name_alone_leaves_the_rest(
+    client: FlaskClient, owner: tuple[int, str]
+) -> None:
     made = make(client, owner[1], kudos=0, expiry=3, max_text_tokens=64)
     changed = call(client, "PATCH", f"/{made['id']}", {"name": "renamed", "kudos": None}, owner[1])
     assert (changed.status_code, changed.json) == (200, made | {"name": "renamed"})
@@ -90,7 +94,13 @@ def test_changing_the_name_alone_leaves_the_rest(client: FlaskClient, owner: tup
 
 def test_a_change_sets_what_was_sent(client: FlaskClient, owner: tuple[int, str]) -> None:
     made = make(client, owner[1], expiry=3)
-    wanted = {"kudos": -1, "max_text_tokens": 0, "max_image_steps": 7, "max_image_pixels": 9, "name": "abc"}
+    wanted = {
+        "kudos": -1,
+        "max_text_tokens": 0,
+        "max_image_steps": 7,
+        "max_image_pixels": 9,
+        "name": "abc",
+    }
     changed = call(client, "PATCH", f"/{made['id']}", wanted | {"expiry": -1.0}, owner[1])
     assert changed.json == made | wanted | {"expiry": None}
 
@@ -110,9 +120,14 @@ def test_a_change_sets_what_was_sent(client: FlaskClient, owner: tuple[int, str]
         ({"max_image_steps": -2}, "max_image_steps"),
     ],
 )
-def test_a_value_out_of_its_range_is_refused(client: FlaskClient, owner: tuple[int, str], body: object, path: str) -> None:
+def test_a_value_out_of_its_range_is_refused(
+    client: FlaskClient, owner: tuple[int, str], body: object, path: str
+) -> None:
     made = make(client, owner[1])
-    for answer in (call(client, "PUT", "", body, owner[1]), call(client, "PATCH", f"/{made['id']}", body, owner[1])):
+    for answer in (
+        call(client, "PUT", "", body, owner[1]),
+        call(client, "PATCH", f"/{made['id']}", body, owner[1]),
+    ):
         assert read_refusal(answer) == (400, "BadRequest")
         assert path in answer.json["errors"]  # type: ignore[index]
 
@@ -122,22 +137,41 @@ def test_the_anonymous_account_has_no_shared_keys(client: FlaskClient) -> None:
 
 
 def test_a_key_is_needed_to_make_one(client: FlaskClient) -> None:
-    assert read_refusal(call(client, "PUT", "", {}, "abcdefghijklmnopqrstuv")) == (401, "InvalidAPIKey")
+    assert read_refusal(call(client, "PUT", "", {}, "abcdefghijklmnopqrstuv")) == (
+        401,
+        "InvalidAPIKey",
+    )
     assert "apikey" in call(client, "PUT", "", {}).json["errors"]  # type: ignore[index]
 
 
 @pytest.mark.parametrize("sharedkey_id", ["5b0f8ad2-6c3e-4f0a-9a51-2f8d1c7e4b90", "nonsense", "1"])
-def test_an_unknown_shared_key_is_a_wrong_key(client: FlaskClient, owner: tuple[int, str], sharedkey_id: str) -> None:
+def test_an_unknown_shared_key_is_a_wrong_key(
+    client: FlaskClient, owner: tuple[int, str], sharedkey_id: str
+) -> None:
     assert read_refusal(call(client, "GET", f"/{sharedkey_id}")) == (401, "InvalidAPIKey")
-    assert read_refusal(call(client, "PATCH", f"/{sharedkey_id}", {"kudos": 1}, owner[1])) == (401, "InvalidAPIKey")
-    assert read_refusal(call(client, "DELETE", f"/{sharedkey_id}", None, owner[1])) == (401, "InvalidAPIKey")
+    assert read_refusal(call(client, "PATCH", f"/{sharedkey_id}", {"kudos": 1}, owner[1])) == (
+        401,
+        "InvalidAPIKey",
+    )
+    assert read_refusal(call(client, "DELETE", f"/{sharedkey_id}", None, owner[1])) == (
+        401,
+        "InvalidAPIKey",
+    )
 
 
-def test_only_its_owner_changes_and_deletes_a_key(client: FlaskClient, owner: tuple[int, str]) -> None:
+def test_only_its_owner_changes_and_deletes_a_key(
+    client: FlaskClient, owner: tuple[int, str]
+) -> None:
     made = make(client, owner[1])
     for key in (make_user()[1], make_user(UserRoleTypes.MODERATOR)[1]):
-        assert read_refusal(call(client, "PATCH", f"/{made['id']}", {"kudos": 1}, key)) == (403, "Forbidden")
-        assert read_refusal(call(client, "DELETE", f"/{made['id']}", None, key)) == (403, "Forbidden")
+        assert read_refusal(call(client, "PATCH", f"/{made['id']}", {"kudos": 1}, key)) == (
+            403,
+            "Forbidden",
+        )
+        assert read_refusal(call(client, "DELETE", f"/{made['id']}", None, key)) == (
+            403,
+            "Forbidden",
+        )
     assert call(client, "GET", f"/{made['id']}").json == made
 
 
@@ -148,7 +182,9 @@ def test_a_change_of_nothing_is_refused(client: FlaskClient, owner: tuple[int, s
 
 
 @pytest.mark.parametrize(("roles", "count"), [((), 3), ((UserRoleTypes.TRUSTED,), 10)])
-def test_an_account_has_so_many_keys_and_no_more(client: FlaskClient, roles: tuple[UserRoleTypes, ...], count: int) -> None:
+def test_an_account_has_so_many_keys_and_no_more(
+    client: FlaskClient, roles: tuple[UserRoleTypes, ...], count: int
+) -> None:
     key = make_user(*roles)[1]
     first, *_ = [make(client, key) for _ in range(count)]
     assert read_refusal(call(client, "PUT", "", {}, key)) == (403, "Forbidden")
@@ -158,25 +194,39 @@ def test_an_account_has_so_many_keys_and_no_more(client: FlaskClient, roles: tup
 
 def test_keys_made_at_once_keep_to_the_number(app: Flask, owner: tuple[int, str]) -> None:
     with ThreadPoolExecutor(6) as pool:
-        answers = list(pool.map(lambda _: call(app.test_client(), "PUT", "", {}, owner[1]).status_code, range(6)))
+        answers = list(
+            pool.map(
+                lambda _: call(app.test_client(), "PUT", "", {}, owner[1]).status_code, range(6)
+            )
+        )
     assert sorted(answers) == [200] * 3 + [403] * 3
     with transaction() as session:
         assert session.scalar(select(func.count()).where(UserSharedKey.user_id == owner[0])) == 3
 
 
-def test_a_deleted_key_takes_its_requests_and_frees_their_kudos(client: FlaskClient, owner: tuple[int, str]) -> None:
+def test_a_deleted_key_takes_its_requests_and_frees_their_kudos(
+    client: FlaskClient, owner: tuple[int, str]
+) -> None:
     made = make(client, owner[1])
     kept, gone = make_request(owner[0]), make_request(owner[0], sharedkey_id=UUID(made["id"]))
     with transaction() as session:
         adjust_kudos(session, owner[0], Decimal(1000), action="admin", now=utcnow())
     fold_postings()
     with transaction() as session:
-        assert hold_kudos(session, user_id=owner[0], business_id=upfront_hold_id(gone), amount=Decimal(9), now=utcnow())
+        assert hold_kudos(
+            session,
+            user_id=owner[0],
+            business_id=upfront_hold_id(gone),
+            amount=Decimal(9),
+            now=utcnow(),
+        )
     assert call(client, "DELETE", f"/{made['id']}", None, owner[1]).status_code == 200
     assert find_request(kept) is not None
     assert find_request(gone) is None
     with transaction() as session:
-        held = select(KudosReservation.active).where(KudosReservation.business_id == upfront_hold_id(gone))
+        held = select(KudosReservation.active).where(
+            KudosReservation.business_id == upfront_hold_id(gone)
+        )
         assert session.scalars(held).all() == [False]
     assert read_refusal(call(client, "GET", f"/{made['id']}")) == (401, "InvalidAPIKey")
 

@@ -74,8 +74,14 @@ def test_a_served_model_is_listed_with_its_figures(client: FlaskClient, owner: i
     make_job(wp_id, worker, fake=True)
     make_job(wp_id, worker, generation="done")
     with transaction() as session:
-        session.add_all(ModelPerformance(model="a/model", performance=speed) for speed in (9.0, 11.1))
-        session.add(ModelPerformance(model="a/model", performance=500.0, created=utcnow() - timedelta(minutes=61)))
+        session.add_all(
+            ModelPerformance(model="a/model", performance=speed) for speed in (9.0, 11.1)
+        )
+        session.add(
+            ModelPerformance(
+                model="a/model", performance=500.0, created=utcnow() - timedelta(minutes=61)
+            )
+        )
 
     (entry,) = list_models(client, type="text")
 
@@ -151,7 +157,11 @@ def test_the_chat_list_joins_what_chat_workers_offer(client: FlaskClient, owner:
         "max_context_length": 16384,
         "max_length": 2048,
         "features": ["seed", "vision"],
-        "created": int((early - early.replace(year=1970, month=1, day=1, hour=0, minute=0, second=0)).total_seconds()),
+        "created": int(
+            (
+                early - early.replace(year=1970, month=1, day=1, hour=0, minute=0, second=0)
+            ).total_seconds()
+        ),
     }
     assert [("chat" in entry) for entry in list_models(client, type="text")] == [False, False]
 
@@ -163,14 +173,18 @@ def test_a_model_of_chat_only_workers_has_no_text_threads(client: FlaskClient, o
     assert [entry["count"] for entry in list_models(client, type="text")] == [0]
 
 
-def test_a_chat_worker_shows_before_the_shared_list_is_rebuilt(client: FlaskClient, owner: int) -> None:
+def test_a_chat_worker_shows_before_the_shared_list_is_rebuilt(
+    client: FlaskClient, owner: int
+) -> None:
     threads.publish_models()
     make_chat_worker(owner)
     assert [entry["name"] for entry in list_models(client, type="text", chat="true")] == ["a/model"]
     assert list_models(client, type="text") == []
 
 
-def test_lists_survive_the_loss_of_redis(client: FlaskClient, owner: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists_survive_the_loss_of_redis(
+    client: FlaskClient, owner: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object) -> object:
         raise redis_ctrl.RedisUnavailable
 
@@ -182,7 +196,9 @@ def test_lists_survive_the_loss_of_redis(client: FlaskClient, owner: int, monkey
 
 
 @pytest.mark.parametrize("shared", [{"a": 1}, [{"name": "x", "other": 1}], [1], "text", 7])
-def test_what_another_version_shared_is_not_believed(client: FlaskClient, owner: int, shared: object) -> None:
+def test_what_another_version_shared_is_not_believed(
+    client: FlaskClient, owner: int, shared: object
+) -> None:
     make_worker(owner)
     redis_ctrl.set_json("models_cache", shared, None)
     redis_ctrl.set_json("totals_cache", shared, None)
@@ -199,7 +215,9 @@ def test_a_model_is_found_by_its_exact_name(client: FlaskClient, owner: int, pat
 
 
 @pytest.mark.parametrize("chat", [False, True])
-def test_a_model_is_found_the_moment_its_worker_comes(client: FlaskClient, owner: int, chat: bool) -> None:
+def test_a_model_is_found_the_moment_its_worker_comes(
+    client: FlaskClient, owner: int, chat: bool
+) -> None:
     assert client.get(f"/api/v2/status/models/{quote(ODD_NAME)}").status_code == 404
     threads.publish_models()
     if chat:
@@ -231,7 +249,11 @@ def test_performance_counts_text_work(client: FlaskClient, owner: int) -> None:
     make_request(owner, n=1, faulted=True)
     with transaction() as session:
         session.add(FulfillmentPerformance(things=120, thing_type="text"))
-        session.add(FulfillmentPerformance(things=500, thing_type="text", created=utcnow() - timedelta(seconds=61)))
+        session.add(
+            FulfillmentPerformance(
+                things=500, thing_type="text", created=utcnow() - timedelta(seconds=61)
+            )
+        )
 
     figures = client.get("/api/v2/status/performance").json
 
@@ -272,26 +294,44 @@ def admin(app: Flask) -> dict[str, str]:
     return {"apikey": make_user(id=9999, username="the admin")[1]}
 
 
-def test_modes_are_off_at_first_and_raid_is_for_moderators(client: FlaskClient, moderator: dict[str, str]) -> None:
+def test_modes_are_off_at_first_and_raid_is_for_moderators(
+    client: FlaskClient, moderator: dict[str, str]
+) -> None:
     public = {"maintenance_mode": False, "invite_only_mode": False}
     assert client.get("/api/v2/status/modes").json == public
     assert client.get("/api/v2/status/modes", headers={"apikey": "nobody's"}).json == public
-    assert client.get("/api/v2/status/modes", headers=moderator).json == {**public, "raid_mode": False}
+    assert client.get("/api/v2/status/modes", headers=moderator).json == {
+        **public,
+        "raid_mode": False,
+    }
 
 
-def test_a_set_mode_holds_at_once(client: FlaskClient, moderator: dict[str, str], admin: dict[str, str]) -> None:
+def test_a_set_mode_holds_at_once(
+    client: FlaskClient, moderator: dict[str, str], admin: dict[str, str]
+) -> None:
     client.get("/api/v2/status/modes")
-    answer = client.put("/api/v2/status/modes", json={"raid_mode": True, "invite_only_mode": True}, headers=moderator)
+    answer = client.put(
+        "/api/v2/status/modes",
+        json={"raid_mode": True, "invite_only_mode": True},
+        headers=moderator,
+    )
     assert (answer.status_code, answer.json) == (200, {"raid_mode": True, "invite_only_mode": True})
-    answer = client.put("/api/v2/status/modes", json={"maintenance_mode": True, "raid_mode": None}, headers=admin)
+    answer = client.put(
+        "/api/v2/status/modes", json={"maintenance_mode": True, "raid_mode": None}, headers=admin
+    )
     assert (answer.status_code, answer.json) == (200, {"maintenance_mode": True})
     expected = {"maintenance_mode": True, "invite_only_mode": True, "raid_mode": True}
     assert client.get("/api/v2/status/modes", headers=moderator).json == expected
     client.put("/api/v2/status/modes", json={"raid_mode": False}, headers=moderator)
-    assert client.get("/api/v2/status/modes", headers=moderator).json == {**expected, "raid_mode": False}
+    assert client.get("/api/v2/status/modes", headers=moderator).json == {
+        **expected,
+        "raid_mode": False,
+    }
 
 
-def test_modes_are_set_by_those_who_may(client: FlaskClient, moderator: dict[str, str], admin: dict[str, str]) -> None:
+def test_modes_are_set_by_those_who_may(
+    client: FlaskClient, moderator: dict[str, str], admin: dict[str, str]
+) -> None:
     def refuse(body: object, headers: dict[str, str]) -> tuple[int, str]:
         answer = client.put("/api/v2/status/modes", json=body, headers=headers)
         return answer.status_code, answer.json["rc"]
@@ -311,7 +351,11 @@ def test_maintenance_ends_what_waits_and_leaves_what_runs(
     client: FlaskClient, owner: int, admin: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[tuple[UUID, str, int]] = []
-    monkeypatch.setattr(chat_signal, "publish_chat_event", lambda wp_id, event, count: told.append((wp_id, event.value, count)))
+    monkeypatch.setattr(
+        chat_signal,
+        "publish_chat_event",
+        lambda wp_id, event, count: told.append((wp_id, event.value, count)),
+    )
     monkeypatch.setattr(stats, "STOPPED_REQUESTS_A_BATCH", 1)
     worker = make_worker(owner)
     waiting = make_request(owner, n=2, jobs=2)
@@ -319,9 +363,17 @@ def test_maintenance_ends_what_waits_and_leaves_what_runs(
     running = make_request(owner, n=1, jobs=2)
     make_job(running, worker)
     with transaction() as session:
-        session.add_all(KudosReservation(user_id=owner, business_id=upfront_hold_id(wp), amount=5) for wp in (waiting, running))
+        session.add_all(
+            KudosReservation(user_id=owner, business_id=upfront_hold_id(wp), amount=5)
+            for wp in (waiting, running)
+        )
 
-    assert client.put("/api/v2/status/modes", json={"maintenance_mode": True}, headers=admin).status_code == 200
+    assert (
+        client.put(
+            "/api/v2/status/modes", json={"maintenance_mode": True}, headers=admin
+        ).status_code
+        == 200
+    )
 
     for wp_id in (waiting, chat, running):
         request = find_request(wp_id)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Every stored object belongs to a row or waits for its deletion: the audit that proves it, and attempts to break it."""
+"""Every stored object belongs to a row or waits for its deletion: the audit that proves it, and
+attempts to break it.
+"""
 
 import json
 import random
@@ -30,7 +32,12 @@ from horde.database.objects import StoreReport, audit_store
 from horde.db import transaction
 from horde.r2 import StoreUnavailable
 from tests.integration._fake_chat_worker import ChatHorde, chat_horde, start_anew
-from tests.integration.stored_chats import list_keys, list_waiting_deletes, make_stored_chat, open_store
+from tests.integration.stored_chats import (
+    list_keys,
+    list_waiting_deletes,
+    make_stored_chat,
+    open_store,
+)
 from tests.integration.tcp_gate import TcpGate
 
 BUCKET = "audited"
@@ -47,8 +54,11 @@ def gate(service_urls: ServiceAddresses) -> Iterator[TcpGate]:
 
 @pytest.fixture(scope="module")
 def module_horde(service_urls: ServiceAddresses, gate: TcpGate) -> Iterator[ChatHorde]:
-    service = Store(service_urls.s3_endpoint, service_urls.s3_access_key, service_urls.s3_secret_key)
-    bucket = f"{service_urls.bucket}-{BUCKET}"  # of its own: other modules' objects belong to other databases
+    service = Store(
+        service_urls.s3_endpoint, service_urls.s3_access_key, service_urls.s3_secret_key
+    )
+    # Of its own: other modules' objects belong to other databases.
+    bucket = f"{service_urls.bucket}-{BUCKET}"
     assert service.make_bucket(bucket)
     settings: dict[str, Any] = {
         "s3_endpoint": gate.url,
@@ -88,7 +98,12 @@ def test_objects_of_rows_and_of_the_retry_set_are_accounted_for(horde: ChatHorde
     queue_chat_image_deletes(list_keys(gone))
     r2.put_object(f"{uuid4()}_src.webp", b"x", content_type="image/webp")
     report = audit()
-    assert (report.objects, report.referenced, report.waiting_for_deletion, report.foreign) == (5, 3, 1, 1)
+    assert (report.objects, report.referenced, report.waiting_for_deletion, report.foreign) == (
+        5,
+        3,
+        1,
+        1,
+    )
     assert not report.has_discrepancies
 
 
@@ -100,7 +115,9 @@ def test_what_nothing_names_and_what_is_not_there_are_found(horde: ChatHorde) ->
     r2.upload_source_image(stray, b"x")
     assert r2.delete_objects([list_keys(half)[0]]) == []
     report = audit()
-    assert sorted(report.orphans) == sorted([*list_keys(orphaned, image_count=2, is_offloaded=True), stray])
+    assert sorted(report.orphans) == sorted(
+        [*list_keys(orphaned, image_count=2, is_offloaded=True), stray]
+    )
     assert report.missing == [list_keys(half)[0]]
     assert report.has_discrepancies
 
@@ -207,7 +224,10 @@ def test_nothing_is_left_behind_whatever_happens_at_once(horde: ChatHorde, gate:
                 time.sleep(0.01)
 
     def work() -> None:
-        answer = horde.pop(chat_features=VISION, image_transports=dice.choice([["base64"], ["url", "messages_url"]]))
+        answer = horde.pop(
+            chat_features=VISION,
+            image_transports=dice.choice([["base64"], ["url", "messages_url"]]),
+        )
         answers.append(answer.status_code)
         if answer.status_code == 200 and answer.json["id"] is not None:
             horde.reply(answer.json["id"])
@@ -215,7 +235,10 @@ def test_nothing_is_left_behind_whatever_happens_at_once(horde: ChatHorde, gate:
     def clean() -> None:
         with transaction() as session:
             some = "SELECT id FROM waiting_prompts LIMIT 2 FOR UPDATE SKIP LOCKED"
-            session.execute(text(f"UPDATE waiting_prompts SET expiry = :now WHERE id IN ({some})"), {"now": utcnow()})
+            session.execute(
+                text(f"UPDATE waiting_prompts SET expiry = :now WHERE id IN ({some})"),
+                {"now": utcnow()},
+            )
         threads.delete_expired_requests()
         retry_chat_image_deletes()
 

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""What must hold when the pops, posts, lapses and cancels of streamed jobs meet: real connections, real commits."""
+"""What must hold when the pops, posts, lapses and cancels of streamed jobs meet: real connections,
+real commits.
+"""
 
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from threading import Barrier
 from typing import Any
 from uuid import UUID
@@ -110,7 +113,9 @@ def test_a_worker_learns_of_a_cancel_however_it_met_the_pop(horde: ChatHorde, re
     assert set(met) <= {"cancelled first", "popped first"}
 
 
-def test_a_post_at_the_last_moment_renews_or_the_job_is_aborted_once(horde: ChatHorde, redis: Redis) -> None:
+def test_a_post_at_the_last_moment_renews_or_the_job_is_aborted_once(
+    horde: ChatHorde, redis: Redis
+) -> None:
     for _ in rounds():
         request_id = horde.queue(stream=True)
         job_id = horde.take()["id"]
@@ -129,7 +134,11 @@ def test_a_post_at_the_last_moment_renews_or_the_job_is_aborted_once(horde: Chat
             assert refused(horde.post_progress(job_id, 2)) == (404, "ChatJobAborted")
         else:
             assert posted.status_code == 200
-            assert (str(job.job_ttl), has_ended, get_request(request_id).n) == (lease["job_ttl"], [], 0)
+            assert (str(job.job_ttl), has_ended, get_request(request_id).n) == (
+                lease["job_ttl"],
+                [],
+                0,
+            )
         horde.cancel(request_id)
 
 
@@ -138,12 +147,19 @@ def test_posts_of_one_number_at_once_are_taken_once(horde: ChatHorde, redis: Red
     job_id = horde.take()["id"]
     for number in rounds():
         texts = [f"{number} of {sender}" for sender in range(4)]
-        answers = at_once(*[lambda text=text: horde.post_progress(job_id, number + 1, text) for text in texts])  # noqa: B023
+        posts = [partial(horde.post_progress, job_id, number + 1, text) for text in texts]
+        answers = at_once(*posts)
         assert sorted(answer.status_code for answer in answers) == [200, 409, 409, 409]
     entries = read_stream(redis, request_id)
-    assert [entry["seq"] for entry in entries] == [str(number) for number in range(1, len(entries) + 1)]
+    assert [entry["seq"] for entry in entries] == [
+        str(number) for number in range(1, len(entries) + 1)
+    ]
     with transaction() as session:
-        stored = session.scalar(select(TextProcessingGeneration.job_ttl).where(TextProcessingGeneration.id == UUID(job_id)))
+        stored = session.scalar(
+            select(TextProcessingGeneration.job_ttl).where(
+                TextProcessingGeneration.id == UUID(job_id)
+            )
+        )
     assert str(stored) == redis.hget(f"horde:chat:lease:{job_id}", "job_ttl")
 
 
@@ -157,6 +173,9 @@ def test_a_reply_and_posts_at_once_leave_no_lease(horde: ChatHorde, redis: Redis
             lambda: horde.post_progress(job_id, 1, "x"),  # noqa: B023
         )
         assert submitted.status_code == 200
-        assert {(post.status_code, post.json.get("rc")) for post in posts} <= {(200, None), (404, "ChatProgressNotStreaming")}
+        assert {(post.status_code, post.json.get("rc")) for post in posts} <= {
+            (200, None),
+            (404, "ChatProgressNotStreaming"),
+        }
         assert redis.exists(f"horde:chat:lease:{job_id}") == 0
         assert refused(horde.post_progress(job_id, 2)) == (404, "ChatProgressNotStreaming")

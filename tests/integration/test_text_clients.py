@@ -25,7 +25,14 @@ from werkzeug.test import TestResponse
 from devtools.services import ServiceAddresses
 from horde.classes.base.user import UserRoleTypes, generate_api_key, hash_api_key
 from tests.integration.rows import SECRET, make_user
-from tests.integration.text_horde import KNOWN, TextHorde, own_text_horde, refused, require_worker, start_clean
+from tests.integration.text_horde import (
+    KNOWN,
+    TextHorde,
+    own_text_horde,
+    refused,
+    require_worker,
+    start_clean,
+)
 
 NUMBERS = ("finished", "processing", "restarted", "waiting", "wait_time", "queue_position", "kudos")
 
@@ -60,7 +67,12 @@ def pop_as_koboldcpp(horde: TextHorde, key: str) -> dict[str, Any]:
         "softprompts": [],
         "bridge_agent": "KoboldCppEmbedWorker:2:https://github.com/LostRuins/koboldcpp",
     }
-    answer = horde.post("pop", body, key, **{"Client-Agent": "KoboldCppEmbedWorker:2", "User-Agent": "KoboldCppEmbedWorkerV2"})
+    answer = horde.post(
+        "pop",
+        body,
+        key,
+        **{"Client-Agent": "KoboldCppEmbedWorker:2", "User-Agent": "KoboldCppEmbedWorkerV2"},
+    )
     assert answer.status_code == 200
     assert isinstance(answer.json, dict)
     return answer.json
@@ -80,13 +92,20 @@ def test_koboldcpp_pops_the_next_job_before_it_submits_the_last(horde: TextHorde
     horde.queue(params={"n": 2})
     first, second = pop_as_koboldcpp(horde, key), pop_as_koboldcpp(horde, key)
     for job in (first, second):
-        assert horde.post("submit", {"id": job["id"], "generation": "", "state": "ok"}, key).status_code == 200
+        assert (
+            horde.post(
+                "submit", {"id": job["id"], "generation": "", "state": "ok"}, key
+            ).status_code
+            == 200
+        )
 
 
 # The scribe bridge
 
 
-def pop_as_scribe(horde: TextHorde, key: str, agent: str = "AI Horde Worker~unknown~oai:24:https://x") -> dict[str, Any]:
+def pop_as_scribe(
+    horde: TextHorde, key: str, agent: str = "AI Horde Worker~unknown~oai:24:https://x"
+) -> dict[str, Any]:
     body = {
         "name": "scribe",
         "models": [KNOWN],
@@ -103,7 +122,9 @@ def pop_as_scribe(horde: TextHorde, key: str, agent: str = "AI Horde Worker~unkn
     return answer.json
 
 
-def test_scribe_finds_what_it_indexes_and_nothing_of_an_image_job(horde: TextHorde, key: str) -> None:
+def test_scribe_finds_what_it_indexes_and_nothing_of_an_image_job(
+    horde: TextHorde, key: str
+) -> None:
     horde.queue()
     payload = pop_as_scribe(horde, key)["payload"]
     assert {"prompt", "max_length", "max_context_length"} <= set(payload)
@@ -118,7 +139,9 @@ def test_scribe_submits_without_a_state(horde: TextHorde, key: str) -> None:
     assert horde.status(request_id)["generations"][0]["text"] == "text"
 
 
-def test_scribe_faults_a_job_in_its_own_form_and_drops_on_a_repeat(horde: TextHorde, key: str) -> None:
+def test_scribe_faults_a_job_in_its_own_form_and_drops_on_a_repeat(
+    horde: TextHorde, key: str
+) -> None:
     request_id = horde.queue()
     job = pop_as_scribe(horde, key)
     body = {"id": job["id"], "state": "faulted", "generation": "faulted", "seed": -1}
@@ -126,7 +149,9 @@ def test_scribe_faults_a_job_in_its_own_form_and_drops_on_a_repeat(horde: TextHo
         answer = horde.post("submit", body, key)
         assert (answer.status_code, answer.json) == (200, {"reward": 0.0})
     assert horde.status(request_id)["waiting"] == 1
-    assert refused(horde.post("submit", {"id": job["id"], "generation": "late", "seed": 0}, key)) == (400, "AbortedGen")
+    assert refused(
+        horde.post("submit", {"id": job["id"], "generation": "late", "seed": 0}, key)
+    ) == (400, "AbortedGen")
 
 
 def test_scribes_growing_agent_is_never_refused(horde: TextHorde, key: str) -> None:
@@ -170,19 +195,32 @@ def test_the_sdk_asks_pops_submits_and_reads(horde: TextHorde, sdk_key: str) -> 
         apikey=sdk_key,
         prompt="Once upon a time",
         models=[KNOWN],
-        params={"n": 2, "max_length": 64, "temperature": 0.7, "stop_sequence": ["\n"], "sampler_order": [6, 0, 1, 3, 4, 2, 5]},
+        params={
+            "n": 2,
+            "max_length": 64,
+            "temperature": 0.7,
+            "stop_sequence": ["\n"],
+            "sampler_order": [6, 0, 1, 3, 4, 2, 5],
+        },
         workers=[],
         trusted_workers=False,
     )
     queued = read(send(horde, asked, sdk_key), TextGenerateAsyncResponse, 202)
     pop = TextGenerateJobPopRequest(
-        apikey=sdk_key, name="sdk worker", models=[KNOWN], bridge_agent="KoboldCppEmbedWorker:2:x", amount=2, max_length=512
+        apikey=sdk_key,
+        name="sdk worker",
+        models=[KNOWN],
+        bridge_agent="KoboldCppEmbedWorker:2:x",
+        amount=2,
+        max_length=512,
     )
     job = read(send(horde, pop, sdk_key), TextGenerateJobPopResponse, 200)
     assert (len(job.ids), job.id_, job.ttl) == (2, job.ids[0], 150)
     assert job.payload.prompt == "Once upon a time"
     for job_id in job.ids:
-        submit = TextGenerationJobSubmitRequest(apikey=sdk_key, id=job_id, generation="and so on", state="ok")
+        submit = TextGenerationJobSubmitRequest(
+            apikey=sdk_key, id=job_id, generation="and so on", state="ok"
+        )
         assert read(send(horde, submit, sdk_key), JobSubmitResponse, 200).reward > 0
     status = TextGenerateStatusRequest(id=queued.id_)
     shown = read(send(horde, status, sdk_key), TextGenerateStatusResponse, 200)
@@ -193,7 +231,9 @@ def test_the_sdk_asks_pops_submits_and_reads(horde: TextHorde, sdk_key: str) -> 
 
 def test_the_sdk_reads_an_idle_pop(horde: TextHorde, sdk_key: str) -> None:
     horde.queue(models=["another/model"])
-    pop = TextGenerateJobPopRequest(apikey=sdk_key, name="sdk worker", models=[KNOWN], bridge_agent="x:1:y", softprompts=None)
+    pop = TextGenerateJobPopRequest(
+        apikey=sdk_key, name="sdk worker", models=[KNOWN], bridge_agent="x:1:y", softprompts=None
+    )
     idle = read(send(horde, pop, sdk_key), TextGenerateJobPopResponse, 200)
     assert (idle.id_, idle.ids, idle.skipped.models) == (None, [], 1)
 
@@ -267,7 +307,14 @@ def test_keys_of_other_programs_are_ignored(horde: TextHorde) -> None:
         allow_downgrade=False,
         disable_batching=False,
         dry_run=False,
-        params={"n": 1, "genkey": "KCPP1234", "xtc_threshold": 0.1, "mirostat": 0, "max_context_length": 8192, "max_length": 240},
+        params={
+            "n": 1,
+            "genkey": "KCPP1234",
+            "xtc_threshold": 0.1,
+            "mirostat": 0,
+            "max_context_length": 8192,
+            "max_length": 240,
+        },
         headers={"Client-Agent": "SillyTavern:UNKNOWN:Cohee#1207"},
     )
     assert answer.status_code == 202
@@ -279,7 +326,12 @@ def test_every_answer_is_json(horde: TextHorde, key: str) -> None:
         client.get("/api/v2/generate/text/status/nothing"),
         client.get("/api/v2/generate/text/async"),
         client.post("/api/v2/generate/text/async", data="text", content_type="text/plain"),
-        client.post("/api/v2/generate/text/pop", data=b"{", content_type="application/json", headers={"apikey": key}),
+        client.post(
+            "/api/v2/generate/text/pop",
+            data=b"{",
+            content_type="application/json",
+            headers={"apikey": key},
+        ),
         horde.ask("no such key"),
     ]
     assert [answer.status_code for answer in answers] == [404, 405, 415, 400, 401]

@@ -110,12 +110,27 @@ def test_an_idle_pop_answers_every_key(horde: TextHorde, key: str) -> None:
 
 
 def test_a_job_answers_every_key(horde: TextHorde, key: str) -> None:
-    params = {"max_length": 64, "temperature": 0.5, "top_p": None, "stop_sequence": ["\n"], "n": 1, "unknown": 1}
+    params = {
+        "max_length": 64,
+        "temperature": 0.5,
+        "top_p": None,
+        "stop_sequence": ["\n"],
+        "n": 1,
+        "unknown": 1,
+    }
     request_id = horde.queue(models=[SMALL, KNOWN], params=params, prompt="Hello ü")
     job = horde.take(key)
     assert job == NOTHING | {
-        "payload": NOTHING["payload"]
-        | {"max_length": 64, "temperature": 0.5, "stop_sequence": ["\n"], "prompt": "Hello ü", "n": 1},
+        "payload": (
+            NOTHING["payload"]
+            | {
+                "max_length": 64,
+                "temperature": 0.5,
+                "stop_sequence": ["\n"],
+                "prompt": "Hello ü",
+                "n": 1,
+            }
+        ),
         "id": job["id"],
         "ids": [job["id"]],
         "ttl": 150,
@@ -123,11 +138,24 @@ def test_a_job_answers_every_key(horde: TextHorde, key: str) -> None:
     }
     with transaction() as session:
         row = session.scalars(select(TextProcessingGeneration)).one()
-    assert (str(row.id), str(row.wp_id), row.model, row.job_ttl) == (job["id"], request_id, KNOWN, 150)
-    assert (row.generation, row.faulted, row.fake, row.cancelled, row.seed) == (None, False, False, False, 0)
+    assert (str(row.id), str(row.wp_id), row.model, row.job_ttl) == (
+        job["id"],
+        request_id,
+        KNOWN,
+        150,
+    )
+    assert (row.generation, row.faulted, row.fake, row.cancelled, row.seed) == (
+        None,
+        False,
+        False,
+        False,
+        0,
+    )
 
 
-def test_the_model_of_a_request_without_models_is_one_of_the_pop(horde: TextHorde, key: str) -> None:
+def test_the_model_of_a_request_without_models_is_one_of_the_pop(
+    horde: TextHorde, key: str
+) -> None:
     horde.queue()
     assert horde.take(key, models=["only/this"])["model"] == "only/this"
 
@@ -160,7 +188,9 @@ def test_a_pop_extends_the_requests_life(horde: TextHorde, key: str) -> None:
     ("max_length", 2**31),
     ("max_context_length", 1.5), ("bridge_agent", 1),
 ])  # fmt: skip
-def test_a_key_of_the_wrong_shape_is_named(horde: TextHorde, key: str, name: str, value: Any) -> None:
+def test_a_key_of_the_wrong_shape_is_named(
+    horde: TextHorde, key: str, name: str, value: Any
+) -> None:
     answer = horde.pop(key, **{name: value})
     assert refused(answer) == (400, "BadRequest")
     assert [path.split(".")[0] for path in answer.json["errors"]] == [name]
@@ -168,17 +198,34 @@ def test_a_key_of_the_wrong_shape_is_named(horde: TextHorde, key: str, name: str
 
 
 @pytest.mark.parametrize(
-    "body", [b'{"name": "a\\u0000", "models": ["b"]}', b'{"name": "a\\ud800", "models": ["b"]}', b"{", b"[]"]
+    "body",
+    [
+        b'{"name": "a\\u0000", "models": ["b"]}',
+        b'{"name": "a\\ud800", "models": ["b"]}',
+        b"{",
+        b"[]",
+    ],
 )
 def test_a_hostile_body_is_refused(horde: TextHorde, key: str, body: bytes) -> None:
     assert refused(horde.post("pop", body, key))[0] == 400
     assert count_rows(Worker) == 0
 
 
-def test_unknown_keys_nulls_and_whole_numbers_with_a_point_are_taken(horde: TextHorde, key: str) -> None:
-    body: dict[str, Any] = {"threads": None, "max_length": 512.0, "amount": 1.0, "softprompts": None,
-            "priority_usernames": None, "nsfw": None,
-            "blacklist": ["x"], "require_upfront_kudos": False, "allow_unsafe_ipaddr": True, "quiet": 1}  # fmt: skip
+def test_unknown_keys_nulls_and_whole_numbers_with_a_point_are_taken(
+    horde: TextHorde, key: str
+) -> None:
+    body: dict[str, Any] = {
+        "threads": None,
+        "max_length": 512.0,
+        "amount": 1.0,
+        "softprompts": None,
+        "priority_usernames": None,
+        "nsfw": None,
+        "blacklist": ["x"],
+        "require_upfront_kudos": False,
+        "allow_unsafe_ipaddr": True,
+        "quiet": 1,
+    }
     horde.take(key, **body)
     assert get_text_worker().max_length == 512
 
@@ -190,7 +237,9 @@ def test_a_missing_key_is_named(horde: TextHorde) -> None:
 
 
 @pytest.mark.parametrize("models", [[], None, [""], ["x" * 256]])
-def test_a_pop_without_a_usable_model_is_refused_even_inside_the_window(horde: TextHorde, key: str, models: Any) -> None:
+def test_a_pop_without_a_usable_model_is_refused_even_inside_the_window(
+    horde: TextHorde, key: str, models: Any
+) -> None:
     assert refused(horde.pop(key, models=models)) == (400, "BadRequest")
     assert count_rows(Worker) == 0
     horde.take(key)
@@ -221,7 +270,8 @@ def test_refusals_come_in_the_published_order(horde: TextHorde) -> None:
     with transaction() as session:
         session.execute(
             text(
-                "INSERT INTO workers (id, worker_type, user_id, name) VALUES (gen_random_uuid(), 'stable_worker', :owner, :name)"
+                "INSERT INTO workers (id, worker_type, user_id, name) VALUES (gen_random_uuid(),"
+                " 'stable_worker', :owner, :name)"
             ),
             {"owner": stranger, "name": "an image worker"},
         )
@@ -281,23 +331,45 @@ def test_reserved_words_are_refused_in_names(horde: TextHorde, key: str, word: s
 
 
 def test_a_long_agent_is_cut_and_not_refused(horde: TextHorde, key: str) -> None:
-    horde.take(key, bridge_agent="AI Horde Worker~unknown" + "~kai" * 500 + ":24:https://example.org")
+    horde.take(
+        key, bridge_agent="AI Horde Worker~unknown" + "~kai" * 500 + ":24:https://example.org"
+    )
     assert len(get_text_worker().bridge_agent) == 1000
 
 
 def test_a_new_worker_starts_from_nothing(horde: TextHorde, owner: int, key: str) -> None:
     horde.take(key, threads=3, nsfw=False, max_length=100, max_context_length=1000)
     worker = get_text_worker()
-    assert (worker.user_id, worker.threads, worker.nsfw, worker.max_length, worker.max_context_length) == (
+    assert (
+        worker.user_id,
+        worker.threads,
+        worker.nsfw,
+        worker.max_length,
+        worker.max_context_length,
+    ) == (
         owner,
         3,
         False,
         100,
         1000,
     )
-    assert (worker.speed, worker.uptime, worker.last_reward_uptime, worker.aborted_jobs, worker.kudos) == (1.0, 0, 0, 0, 0)
-    assert (worker.bridge_agent, worker.ipaddr, worker.worker_type) == (KCPP_AGENT, "127.0.0.1", "text_worker")
-    assert (worker.paused, worker.maintenance, worker.maintenance_msg) == (False, False, DEFAULT_MAINTENANCE_MESSAGE)
+    assert (
+        worker.speed,
+        worker.uptime,
+        worker.last_reward_uptime,
+        worker.aborted_jobs,
+        worker.kudos,
+    ) == (1.0, 0, 0, 0, 0)
+    assert (worker.bridge_agent, worker.ipaddr, worker.worker_type) == (
+        KCPP_AGENT,
+        "127.0.0.1",
+        "text_worker",
+    )
+    assert (worker.paused, worker.maintenance, worker.maintenance_msg) == (
+        False,
+        False,
+        DEFAULT_MAINTENANCE_MESSAGE,
+    )
     assert (worker.accepts_chat_jobs, worker.accepts_prompt_jobs) == (False, True)
 
 
@@ -340,7 +412,9 @@ def test_an_invited_owner_may_add_workers_while_others_may_not(horde: TextHorde)
 # Check-in
 
 
-def test_a_worker_in_its_first_30_seconds_is_rewritten_on_every_pop(horde: TextHorde, key: str) -> None:
+def test_a_worker_in_its_first_30_seconds_is_rewritten_on_every_pop(
+    horde: TextHorde, key: str
+) -> None:
     horde.take(key)
     horde.take(key, models=[SMALL], max_length=99, threads=2, bridge_agent="other:1:x")
     worker = get_text_worker()
@@ -349,15 +423,25 @@ def test_a_worker_in_its_first_30_seconds_is_rewritten_on_every_pop(horde: TextH
         assert list(session.scalars(select(WorkerModel.model))) == [SMALL]
 
 
-def test_inside_the_window_nothing_is_written_and_the_models_of_the_pop_count(horde: TextHorde, key: str) -> None:
+def test_inside_the_window_nothing_is_written_and_the_models_of_the_pop_count(
+    horde: TextHorde, key: str
+) -> None:
     horde.take(key)
     age_worker("a worker", 100)
     horde.take(key)
     before = get_text_worker()
     horde.queue(models=[SMALL])
-    horde.queue(make_user(kudos=10_000)[1], models=[KNOWN], params={"max_length": 600}, validated_backends=True)
+    horde.queue(
+        make_user(kudos=10_000)[1],
+        models=[KNOWN],
+        params={"max_length": 600},
+        validated_backends=True,
+    )
     job = horde.take(key, models=[SMALL, KNOWN], max_length=2000, threads=4)
-    assert (job["model"], horde.take(key, models=[SMALL, KNOWN], max_length=2000)["id"]) == (SMALL, None)
+    assert (job["model"], horde.take(key, models=[SMALL, KNOWN], max_length=2000)["id"]) == (
+        SMALL,
+        None,
+    )
     after = get_text_worker()
     assert (after.last_check_in, after.max_length, after.threads) == (before.last_check_in, 512, 1)
     with transaction() as session:
@@ -394,7 +478,9 @@ def test_uptime_is_counted_between_check_ins(horde: TextHorde, key: str) -> None
 
 
 @pytest.mark.parametrize("changes", [{"maintenance": True}, {"paused": True}, {}])
-def test_an_interrupted_interval_starts_again(horde: TextHorde, key: str, changes: dict[str, bool]) -> None:
+def test_an_interrupted_interval_starts_again(
+    horde: TextHorde, key: str, changes: dict[str, bool]
+) -> None:
     horde.take(key)
     age_worker("a worker", 310 if not changes else 200)
     change_worker("a worker", uptime=590, last_reward_uptime=0, **changes)
@@ -412,7 +498,10 @@ def test_ten_minutes_of_uptime_are_rewarded_once(horde: TextHorde, is_trusted: b
     forget_postings()
     horde.take(key)
     reward = compute_uptime_reward(
-        max_context_length=4096, multiplier=get_text_model_multiplier(KNOWN), is_known=True, validated=True
+        max_context_length=4096,
+        multiplier=get_text_model_multiplier(KNOWN),
+        is_known=True,
+        validated=True,
     )
     account = "balance" if is_trusted else "escrow"
     assert list_postings(user_id, account) == [reward]
@@ -458,9 +547,12 @@ def test_known_backends_are_validated(horde: TextHorde, key: str, agent: str) ->
 
 
 @pytest.mark.parametrize(
-    ("lengths", "is_served"), [((300, 3000), True), ((301, 3000), False), ((300, 3001), False), ((16, 80), True)]
+    ("lengths", "is_served"),
+    [((300, 3000), True), ((301, 3000), False), ((300, 3001), False), ((16, 80), True)],
 )
-def test_lengths_are_compared_exactly(horde: TextHorde, key: str, lengths: tuple[int, int], is_served: bool) -> None:
+def test_lengths_are_compared_exactly(
+    horde: TextHorde, key: str, lengths: tuple[int, int], is_served: bool
+) -> None:
     horde.queue(params={"max_length": lengths[0], "max_context_length": lengths[1]})
     assert (horde.take(key, max_length=300, max_context_length=3000)["id"] is not None) == is_served
 
@@ -494,7 +586,9 @@ def test_slow_workers_are_those_below_the_speed_of_their_first_model(
     horde.take(key, models=models)
     change_worker("a worker", speed=speed)
     rich = make_user(kudos=10_000)[1]
-    fast = make_worker(make_user()[0], tuple(models), speed=50.0, max_length=512, max_context_length=4096)
+    fast = make_worker(
+        make_user()[0], tuple(models), speed=50.0, max_length=512, max_context_length=4096
+    )
     horde.queue(rich, slow_workers=False)
     assert fast
     assert (horde.take(key, models=models)["id"] is not None) == is_served
@@ -503,7 +597,9 @@ def test_slow_workers_are_those_below_the_speed_of_their_first_model(
 @pytest.mark.parametrize("columns", [
     {"active": False}, {"faulted": True}, {"n": 0}, {"expiry": minutes_ago(1)},
 ])  # fmt: skip
-def test_requests_that_are_not_waiting_are_never_handed_out(horde: TextHorde, key: str, columns: dict[str, Any]) -> None:
+def test_requests_that_are_not_waiting_are_never_handed_out(
+    horde: TextHorde, key: str, columns: dict[str, Any]
+) -> None:
     change_request(horde.queue(), **columns)
     assert horde.take(key)["id"] is None
 
@@ -511,7 +607,12 @@ def test_requests_that_are_not_waiting_are_never_handed_out(horde: TextHorde, ke
 def test_a_worker_that_declines_text_jobs_gets_none(horde: TextHorde, key: str) -> None:
     horde.queue()
     limits = {"max_length": 512, "max_context_length": 4096}
-    declared: dict[str, Any] = {"chat_jobs": True, "prompt_jobs": False, "model_id": KNOWN, "chat_limits": limits}
+    declared: dict[str, Any] = {
+        "chat_jobs": True,
+        "prompt_jobs": False,
+        "model_id": KNOWN,
+        "chat_limits": limits,
+    }
     assert horde.take(key, **declared)["id"] is None
 
 
@@ -541,7 +642,12 @@ def test_a_paused_worker_gets_jobs_that_count_for_nothing(horde: TextHorde) -> N
     request_id = horde.queue(params={"n": 3}, prompt="a stranger's")
     forget_postings()
     job = horde.take(key, amount=2)
-    assert (len(job["ids"]), job["payload"]["prompt"], job["ttl"], job["model"]) == (2, "a stranger's", 150, KNOWN)
+    assert (len(job["ids"]), job["payload"]["prompt"], job["ttl"], job["model"]) == (
+        2,
+        "a stranger's",
+        150,
+        KNOWN,
+    )
     assert get_request(request_id).n == 3
     status = horde.status(request_id)
     assert (status["processing"], status["waiting"], status["is_possible"]) == (0, 3, False)
@@ -571,7 +677,9 @@ def test_a_paused_worker_serves_its_owner_for_real(horde: TextHorde) -> None:
     assert horde.status(request_id)["processing"] == 1
 
 
-def test_a_paused_worker_in_maintenance_is_told_of_its_maintenance(horde: TextHorde, key: str) -> None:
+def test_a_paused_worker_in_maintenance_is_told_of_its_maintenance(
+    horde: TextHorde, key: str
+) -> None:
     horde.take(key)
     change_worker("a worker", paused=True, maintenance=True)
     horde.queue()
@@ -604,13 +712,18 @@ def test_the_owner_and_priority_users_go_before_everybody(horde: TextHorde) -> N
     horde.queue(rich, prompt="rich")
     horde.queue(friends_key, prompt="friend")
     horde.queue(key, prompt="owner")
-    prompts = [horde.take(key, priority_usernames=[f"whatever # it is#{friend}"])["payload"]["prompt"] for _ in range(3)]
+    prompts = [
+        horde.take(key, priority_usernames=[f"whatever # it is#{friend}"])["payload"]["prompt"]
+        for _ in range(3)
+    ]
     assert prompts == ["friend", "owner", "rich"]
     assert owner != friend
 
 
 @pytest.mark.parametrize("username", ["a#", "a#x", "a#-1", "a#99999999999", "a#0"])
-def test_a_priority_username_of_nobody_is_harmless(horde: TextHorde, key: str, username: str) -> None:
+def test_a_priority_username_of_nobody_is_harmless(
+    horde: TextHorde, key: str, username: str
+) -> None:
     horde.queue(make_user()[1])
     assert horde.take(key, priority_usernames=[username])["id"] is not None
 

@@ -30,7 +30,14 @@ from tests.integration._fake_chat_worker import (
     start_anew,
 )
 from tests.integration.instruments import Counting
-from tests.integration.rows import SECRET, find_job_row, get_worker, make_job, make_user, make_worker
+from tests.integration.rows import (
+    SECRET,
+    find_job_row,
+    get_worker,
+    make_job,
+    make_user,
+    make_worker,
+)
 from tests.integration.text_horde import refused
 
 RENEWALS, ABORTS = "horde.text.lease_renewals", "horde.text.stale_aborts"
@@ -99,7 +106,9 @@ def age_job(redis: Redis, job_id: str, seconds: float) -> None:
 # The hint and the lease
 
 
-def test_a_streamed_request_hands_the_hint_and_a_lease_to_its_worker(horde: ChatHorde, redis: Redis) -> None:
+def test_a_streamed_request_hands_the_hint_and_a_lease_to_its_worker(
+    horde: ChatHorde, redis: Redis
+) -> None:
     request_id, job = horde.serve(stream=True, max_tokens=100)
     assert job["payload"]["stream_progress"] is True
     assert job["ttl"] == 150
@@ -131,7 +140,9 @@ def test_an_untrusted_owners_lease_is_capped_earlier(untrusted: ChatHorde, redis
 
 
 @pytest.mark.parametrize("stream", [False, None])
-def test_a_request_that_does_not_stream_has_neither(horde: ChatHorde, redis: Redis, stream: bool | None) -> None:
+def test_a_request_that_does_not_stream_has_neither(
+    horde: ChatHorde, redis: Redis, stream: bool | None
+) -> None:
     _, job = horde.serve(**({} if stream is None else {"stream": stream}))
     assert "stream_progress" not in job["payload"]
     assert redis.keys() == []
@@ -139,7 +150,9 @@ def test_a_request_that_does_not_stream_has_neither(horde: ChatHorde, redis: Red
 
 
 def test_the_hint_survives_the_narrowing_of_tools(horde: ChatHorde) -> None:
-    _, job = horde.serve(stream=True, tools=[{"type": "function", "function": {"name": "f"}}], tool_choice="none")
+    _, job = horde.serve(
+        stream=True, tools=[{"type": "function", "function": {"name": "f"}}], tool_choice="none"
+    )
     assert job["payload"]["stream_progress"] is True
     assert "tools" not in job["payload"]
 
@@ -185,7 +198,9 @@ def test_a_lost_answer_is_asked_for_again(horde: ChatHorde, redis: Redis) -> Non
 
 
 @pytest.mark.parametrize(("seq", "content"), [(1, "other"), (3, "x"), (2**63, "x"), (10**300, "x")])
-def test_out_of_sequence_tells_what_comes_next(horde: ChatHorde, redis: Redis, seq: int, content: str) -> None:
+def test_out_of_sequence_tells_what_comes_next(
+    horde: ChatHorde, redis: Redis, seq: int, content: str
+) -> None:
     request_id, job = horde.serve(stream=True)
     horde.post_progress(job["id"], 1, "Bl")
     answer = horde.post_progress(job["id"], seq, content)
@@ -198,7 +213,9 @@ def test_out_of_sequence_tells_what_comes_next(horde: ChatHorde, redis: Redis, s
     assert len(read_stream(redis, request_id)) == 1
 
 
-def test_more_than_the_reply_may_hold_is_over_the_cap_and_the_reply_is_still_taken(horde: ChatHorde) -> None:
+def test_more_than_the_reply_may_hold_is_over_the_cap_and_the_reply_is_still_taken(
+    horde: ChatHorde,
+) -> None:
     _, job = horde.serve(stream=True, max_tokens=16)
     assert horde.post_progress(job["id"], 1, "x" * 250, reasoning="y" * 6).status_code == 200
     assert refused(horde.post_progress(job["id"], 2, "z")) == (413, "ChatProgressCapReached")
@@ -242,9 +259,13 @@ BROKEN: list[Body] = [
 
 
 @pytest.mark.parametrize("broken", BROKEN, ids=str)
-def test_a_broken_post_is_a_bad_request_and_leaves_nothing(horde: ChatHorde, redis: Redis, broken: Body) -> None:
+def test_a_broken_post_is_a_bad_request_and_leaves_nothing(
+    horde: ChatHorde, redis: Redis, broken: Body
+) -> None:
     request_id, job = horde.serve(stream=True)
-    answer = horde.post("/generate/text/progress", build_progress_body(job["id"]) | broken, horde.owner_key)
+    answer = horde.post(
+        "/generate/text/progress", build_progress_body(job["id"]) | broken, horde.owner_key
+    )
     assert refused(answer) == (400, "BadRequest")
     assert (read_stream(redis, request_id), "seq" in read_lease(redis, job["id"])) == ([], False)
 
@@ -275,8 +296,12 @@ def test_a_hostile_body_is_a_bad_request(horde: ChatHorde, raw: bytes) -> None:
     assert refused(answer) == (400, "BadRequest")
 
 
-@pytest.mark.parametrize("job_id", ["", "x", "\x00", "*", "horde:chat:lease:1", "a" * 100_000, "é", str(UUID(int=7))])
-def test_an_id_that_nothing_has_is_an_aborted_job_whatever_the_key(horde: ChatHorde, job_id: str) -> None:
+@pytest.mark.parametrize(
+    "job_id", ["", "x", "\x00", "*", "horde:chat:lease:1", "a" * 100_000, "é", str(UUID(int=7))]
+)
+def test_an_id_that_nothing_has_is_an_aborted_job_whatever_the_key(
+    horde: ChatHorde, job_id: str
+) -> None:
     for key in (horde.owner_key, "no key of anybody"):
         answer = horde.post_progress(job_id, key=key)
         assert refused(answer) == (404, "ChatJobAborted")
@@ -294,7 +319,10 @@ def test_a_post_needs_a_key_header(horde: ChatHorde) -> None:
 def test_another_key_than_the_owners_is_refused(horde: ChatHorde, redis: Redis, key: str) -> None:
     request_id, job = horde.serve(stream=True)
     assert refused(horde.post_progress(job["id"], key=key)) == (403, "WrongCredentials")
-    assert refused(horde.post_progress(job["id"], key=horde.requester_key)) == (403, "WrongCredentials")
+    assert refused(horde.post_progress(job["id"], key=horde.requester_key)) == (
+        403,
+        "WrongCredentials",
+    )
     assert read_stream(redis, request_id) == []
 
 
@@ -303,12 +331,17 @@ def test_the_lease_alone_tells_who_may_post(horde: ChatHorde) -> None:
     _, job = horde.serve(stream=True)
     with transaction() as session:
         session.execute(
-            update(User).where(User.id == horde.owner_id).values(api_key=hash_api_key("a new key of the owner", SECRET))
+            update(User)
+            .where(User.id == horde.owner_id)
+            .values(api_key=hash_api_key("a new key of the owner", SECRET))
         )
     users._callers.clear()
     try:
         assert horde.post_progress(job["id"]).status_code == 200
-        assert refused(horde.post_progress(job["id"], 2, key="a new key of the owner")) == (403, "WrongCredentials")
+        assert refused(horde.post_progress(job["id"], 2, key="a new key of the owner")) == (
+            403,
+            "WrongCredentials",
+        )
     finally:
         with transaction() as session:
             hashed = hash_api_key(horde.owner_key, SECRET)
@@ -335,7 +368,9 @@ def test_a_refused_reply_leaves_the_posts_open(horde: ChatHorde) -> None:
     assert horde.post_progress(job["id"]).status_code == 200
 
 
-def test_a_fault_marks_the_end_and_the_next_job_streams_anew(horde: ChatHorde, redis: Redis) -> None:
+def test_a_fault_marks_the_end_and_the_next_job_streams_anew(
+    horde: ChatHorde, redis: Redis
+) -> None:
     request_id, job = horde.serve(stream=True)
     horde.post_progress(job["id"])
     assert horde.fault(job["id"]).status_code == 200
@@ -360,7 +395,8 @@ def test_a_lapsed_lease_marks_the_end(horde: ChatHorde, redis: Redis) -> None:
     request_id, job = horde.serve(stream=True)
     horde.post_progress(job["id"])
     age_job(redis, job["id"], 152)
-    late = horde.post_progress(job["id"], 2, "ue")  # before the job is aborted, so it is taken and moves nothing
+    # Before the job is aborted, so it is taken and moves nothing.
+    late = horde.post_progress(job["id"], 2, "ue")
     assert late.json == {"accepted_seq": 2, "cancelled": False}
     assert threads.abort_stale_jobs() == 1
     assert [entry.get("ended") for entry in read_stream(redis, request_id)] == [None, None, "1"]
@@ -380,7 +416,9 @@ def test_an_expired_request_aborts_its_jobs_posts(horde: ChatHorde, redis: Redis
 # The deadline
 
 
-def test_posts_move_the_deadline_in_postgres_and_redis_alike(horde: ChatHorde, redis: Redis) -> None:
+def test_posts_move_the_deadline_in_postgres_and_redis_alike(
+    horde: ChatHorde, redis: Redis
+) -> None:
     _, job = horde.serve(stream=True)
     renewals = Counting(RENEWALS)
     age_job(redis, job["id"], 100)
@@ -397,7 +435,9 @@ def test_posts_move_the_deadline_in_postgres_and_redis_alike(horde: ChatHorde, r
 
 
 @pytest.mark.parametrize("is_trusted", [True, False])
-def test_the_deadline_stops_at_the_owners_cap(horde: ChatHorde, untrusted: ChatHorde, redis: Redis, is_trusted: bool) -> None:
+def test_the_deadline_stops_at_the_owners_cap(
+    horde: ChatHorde, untrusted: ChatHorde, redis: Redis, is_trusted: bool
+) -> None:
     served, cap = (horde, 600) if is_trusted else (untrusted, 200)
     _, job = served.serve(stream=True)
     renewals = Counting(RENEWALS)
@@ -441,13 +481,18 @@ class Statements(list[str]):
         self.append("BEGIN")
 
 
-def test_a_post_asks_the_database_only_when_the_deadline_moves(horde: ChatHorde, redis: Redis) -> None:
+def test_a_post_asks_the_database_only_when_the_deadline_moves(
+    horde: ChatHorde, redis: Redis
+) -> None:
     _, job = horde.serve(stream=True)
     horde.post_progress(job["id"], 1, "a")
     age_job(redis, job["id"], 10)
     with Statements() as moving:
         horde.post_progress(job["id"], 2, "b")
-    assert [statement.split()[:2] for statement in moving] == [["BEGIN"], ["UPDATE", "processing_gens"]]
+    assert [statement.split()[:2] for statement in moving] == [
+        ["BEGIN"],
+        ["UPDATE", "processing_gens"],
+    ]
     with Statements() as retried:
         horde.post_progress(job["id"], 2, "b")
         horde.post_progress(job["id"], 9, "b")
@@ -464,7 +509,8 @@ def test_a_post_asks_the_database_only_when_the_deadline_moves(horde: ChatHorde,
     redis.delete(f"horde:chat:lease:{job['id']}")
     with Statements() as without:
         horde.post_progress(job["id"], 5, "e")
-    assert [statement.split()[0] for statement in without if statement != "BEGIN"] == ["SELECT"]  # BEGIN is not sent
+    # BEGIN is not sent.
+    assert [statement.split()[0] for statement in without if statement != "BEGIN"] == ["SELECT"]
 
 
 def test_a_deadline_that_cannot_be_written_is_counted_and_the_post_is_accepted(
@@ -474,7 +520,11 @@ def test_a_deadline_that_cannot_be_written_is_counted_and_the_post_is_accepted(
     failures = Counting("horde.text.lease_renewal_failures")
     age_job(redis, job["id"], 10)
     with monkeypatch.context() as away:
-        away.setattr(db._State, "reading_sessions", db.sessionmaker(db.create_engine("postgresql+psycopg2://127.0.0.1:1/none")))
+        away.setattr(
+            db._State,
+            "reading_sessions",
+            db.sessionmaker(db.create_engine("postgresql+psycopg2://127.0.0.1:1/none")),
+        )
         answer = horde.post_progress(job["id"])
     assert (answer.status_code, answer.json) == (200, {"accepted_seq": 1, "cancelled": False})
     assert failures.read() == [({}, 1)]
@@ -485,12 +535,18 @@ def test_a_deadline_that_cannot_be_written_is_counted_and_the_post_is_accepted(
 def test_a_deadline_that_could_not_be_written_is_written_by_the_next_post(
     untrusted: ChatHorde, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At the cap as well, where later posts move nothing: a job must not lapse before what its lease on Redis says."""
+    """At the cap as well, where later posts move nothing: a job must not lapse before what its
+    lease on Redis says.
+    """
     _, job = untrusted.serve(stream=True)
     renewals = Counting(RENEWALS)
     age_job(redis, job["id"], 60)
     with monkeypatch.context() as away:
-        away.setattr(db._State, "reading_sessions", db.sessionmaker(db.create_engine("postgresql+psycopg2://127.0.0.1:1/none")))
+        away.setattr(
+            db._State,
+            "reading_sessions",
+            db.sessionmaker(db.create_engine("postgresql+psycopg2://127.0.0.1:1/none")),
+        )
         assert untrusted.post_progress(job["id"], 1, "a").status_code == 200
     assert read_lease(redis, job["id"])["job_ttl"] == "150"
     assert untrusted.post_progress(job["id"], 1, "a").status_code == 200  # a retry moves nothing
@@ -503,18 +559,29 @@ def test_a_deadline_that_could_not_be_written_is_written_by_the_next_post(
 def test_a_deadline_never_moves_back(horde: ChatHorde, redis: Redis) -> None:
     """Of two posts in two processes the later may be written first."""
     request_id, job = horde.serve(stream=True)
-    for seconds, written in ((190, LeaseWriting.WRITTEN), (180, LeaseWriting.UNCHANGED), (190, LeaseWriting.UNCHANGED)):
+    for seconds, written in (
+        (190, LeaseWriting.WRITTEN),
+        (180, LeaseWriting.UNCHANGED),
+        (190, LeaseWriting.UNCHANGED),
+    ):
         with db.single_statement() as session:
             assert renew_text_job_lease(session, job_id=UUID(job["id"]), job_ttl=seconds) is written
         assert get_job(job["id"]).job_ttl == 190
-    assert (read_stream(redis, request_id), redis.exists(f"horde:chat:lease:{job['id']}")) == ([], 1)
+    assert (read_stream(redis, request_id), redis.exists(f"horde:chat:lease:{job['id']}")) == (
+        [],
+        1,
+    )
 
 
-def test_a_deadline_moved_further_by_another_post_is_not_taken_back(horde: ChatHorde, redis: Redis) -> None:
+def test_a_deadline_moved_further_by_another_post_is_not_taken_back(
+    horde: ChatHorde, redis: Redis
+) -> None:
     _, job = horde.serve(stream=True)
     key = f"horde:chat:lease:{job['id']}"
     redis.hset(key, "job_ttl", 190)
-    moved = chat_progress.AppendResult(outcome=chat_progress.PostOutcome.ACCEPTED, job_ttl=189, previous_ttl=180)
+    moved = chat_progress.AppendResult(
+        outcome=chat_progress.PostOutcome.ACCEPTED, job_ttl=189, previous_ttl=180
+    )
     chat_progress.take_back_renewal(UUID(job["id"]), moved)
     assert redis.hget(key, "job_ttl") == "190"
     redis.delete(key)
@@ -522,7 +589,9 @@ def test_a_deadline_moved_further_by_another_post_is_not_taken_back(horde: ChatH
     assert redis.exists(key) == 0
 
 
-def test_a_lease_that_outlived_its_job_ends_with_the_first_post_that_moves_it(horde: ChatHorde, redis: Redis) -> None:
+def test_a_lease_that_outlived_its_job_ends_with_the_first_post_that_moves_it(
+    horde: ChatHorde, redis: Redis
+) -> None:
     """As when Redis was away when the job was faulted."""
     request_id, job = horde.serve(stream=True)
     with transaction() as session:
@@ -614,7 +683,9 @@ def fake_job(horde: ChatHorde, redis: Redis) -> str:
     return str(job_id)
 
 
-def test_a_fakes_posts_are_answered_and_go_nowhere(horde: ChatHorde, redis: Redis, fake_job: str) -> None:
+def test_a_fakes_posts_are_answered_and_go_nowhere(
+    horde: ChatHorde, redis: Redis, fake_job: str
+) -> None:
     renewals = Counting(RENEWALS)
     request_id = read_lease(redis, fake_job)["request"]
     age_job(redis, fake_job, 20)
@@ -636,19 +707,26 @@ def test_a_fake_past_its_lease_looks_aborted(horde: ChatHorde, redis: Redis, fak
     assert not get_job(fake_job).faulted
 
 
-def test_a_fakes_posts_end_when_a_real_jobs_do(horde: ChatHorde, redis: Redis, fake_job: str) -> None:
-    """The pass that aborts a lapsed job comes within a minute. It leaves a fake alone, whose lease is there for 30 s more."""
+def test_a_fakes_posts_end_when_a_real_jobs_do(
+    horde: ChatHorde, redis: Redis, fake_job: str
+) -> None:
+    """The pass that aborts a lapsed job comes within a minute. It leaves a fake alone, whose lease
+    is there for 30 s more.
+    """
     age_job(redis, fake_job, 150 + 55)
     assert horde.post_progress(fake_job).status_code == 200
     age_job(redis, fake_job, 15)
     assert redis.exists(f"horde:chat:lease:{fake_job}")
     for seq in (1, 2):
         assert refused(horde.post_progress(fake_job, seq)) == (404, "ChatJobAborted")
-    horde.cancel(read_lease(redis, fake_job)["request"])  # that of a real one is kept to tell of the cancel
+    # That of a real one is kept to tell of the cancel.
+    horde.cancel(read_lease(redis, fake_job)["request"])
     assert horde.post_progress(fake_job, 2).json == {"accepted_seq": 2, "cancelled": True}
 
 
-def test_a_fakes_late_reply_is_refused_like_a_real_one(horde: ChatHorde, redis: Redis, fake_job: str) -> None:
+def test_a_fakes_late_reply_is_refused_like_a_real_one(
+    horde: ChatHorde, redis: Redis, fake_job: str
+) -> None:
     age_job(redis, fake_job, 190)  # a real one may be submitted until the clean-up has come by
     assert horde.reply(fake_job).status_code == 200
     with transaction() as session:
@@ -659,7 +737,9 @@ def test_a_fakes_late_reply_is_refused_like_a_real_one(horde: ChatHorde, redis: 
     assert horde.fault(fake_job).json == {"reward": 0.0}
 
 
-def test_a_fakes_reply_after_a_cancel_is_refused_like_a_real_one(horde: ChatHorde, redis: Redis, fake_job: str) -> None:
+def test_a_fakes_reply_after_a_cancel_is_refused_like_a_real_one(
+    horde: ChatHorde, redis: Redis, fake_job: str
+) -> None:
     horde.cancel(read_lease(redis, fake_job)["request"])
     assert horde.post_progress(fake_job).json == {"accepted_seq": 1, "cancelled": True}
     assert refused(horde.reply(fake_job)) == (400, "AbortedGen")
@@ -685,7 +765,9 @@ def test_a_stale_abort_is_counted_by_its_owners_trust(untrusted: ChatHorde, redi
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_reply_after_the_deadline_and_before_the_abort_is_taken(horde: ChatHorde, redis: Redis, stream: bool) -> None:
+def test_a_reply_after_the_deadline_and_before_the_abort_is_taken(
+    horde: ChatHorde, redis: Redis, stream: bool
+) -> None:
     request_id, job = horde.serve(stream=stream)
     age_job(redis, job["id"], 205)
     assert horde.reply(job["id"]).json["reward"] > 0

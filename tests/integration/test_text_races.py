@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""What must hold when text requests, pops, submits, faults and cancels meet: real connections, real commits."""
+"""What must hold when text requests, pops, submits, faults and cancels meet: real connections, real
+commits.
+"""
 
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from threading import Barrier
 from typing import Any
 from uuid import UUID
@@ -98,7 +101,13 @@ def pops(horde: TextHorde, keys: Sequence[str]) -> list[Callable[[], Any]]:
 
 def list_jobs(request_id: str) -> list[TextProcessingGeneration]:
     with transaction() as session:
-        return list(session.scalars(select(TextProcessingGeneration).where(TextProcessingGeneration.wp_id == UUID(request_id))))
+        return list(
+            session.scalars(
+                select(TextProcessingGeneration).where(
+                    TextProcessingGeneration.wp_id == UUID(request_id)
+                )
+            )
+        )
 
 
 def test_one_generation_goes_to_one_worker(horde: TextHorde, keys: list[str]) -> None:
@@ -106,11 +115,16 @@ def test_one_generation_goes_to_one_worker(horde: TextHorde, keys: list[str]) ->
     for _ in range(ROUNDS):
         request_id = horde.queue()
         answers = at_once(*pops(horde, keys))
-        assert Counter(answer.json["id"] is None for answer in answers) == {True: len(keys) - 1, False: 1}
+        assert Counter(answer.json["id"] is None for answer in answers) == {
+            True: len(keys) - 1,
+            False: 1,
+        }
         assert (get_request(request_id).n, len(list_jobs(request_id))) == (0, 1)
 
 
-def test_twenty_generations_are_handed_out_once_each_and_nobody_goes_away_empty(horde: TextHorde, keys: list[str]) -> None:
+def test_twenty_generations_are_handed_out_once_each_and_nobody_goes_away_empty(
+    horde: TextHorde, keys: list[str]
+) -> None:
     enlist(horde, keys)
     request_id = horde.queue(params={"n": 20})
     got: list[str] = []
@@ -140,12 +154,19 @@ def test_two_submits_of_a_reply_pay_once(horde: TextHorde) -> None:
         job_id = horde.take_job(key)
         forget_postings()
         answers = at_once(
-            *[lambda number=number, job_id=job_id: horde.submit(key, job_id, f"reply {number}") for number in range(4)]
+            *[
+                lambda number=number, job_id=job_id: horde.submit(key, job_id, f"reply {number}")
+                for number in range(4)
+            ]
         )
         assert sorted(answer.status_code for answer in answers) == [200, 400, 400, 400]
-        assert {answer.json["rc"] for answer in answers if answer.status_code == 400} == {"DuplicateGen"}
+        assert {answer.json["rc"] for answer in answers if answer.status_code == 400} == {
+            "DuplicateGen"
+        }
         winner = next(number for number, answer in enumerate(answers) if answer.status_code == 200)
-        assert [generation["text"] for generation in horde.status(request_id)["generations"]] == [f"reply {winner}"]
+        assert [generation["text"] for generation in horde.status(request_id)["generations"]] == [
+            f"reply {winner}"
+        ]
         assert (len(list_postings(owner)), len(list_postings(requester))) == (1, 1)
     assert count_rows(TextGenStatistic) == ROUNDS
 
@@ -156,7 +177,9 @@ def test_a_fault_and_a_reply_at_once_leave_one_of_them(horde: TextHorde) -> None
         request_id = horde.queue()
         job_id = horde.take_job(key)
         forget_postings()
-        reply, fault = at_once(lambda: horde.submit(key, job_id, "reply"), lambda: horde.fault(key, job_id))  # noqa: B023
+        reply, fault = at_once(
+            partial(horde.submit, key, job_id, "reply"), partial(horde.fault, key, job_id)
+        )
         status = horde.status(request_id)
         if reply.status_code == 200:
             assert (fault.status_code, fault.json["rc"]) == (400, "DuplicateGen")
@@ -178,7 +201,9 @@ def test_faults_at_once_give_a_generation_back_once(horde: TextHorde, keys: list
     assert count_rows(TextGenStatistic) == 1
 
 
-def test_faults_of_many_jobs_at_once_cross_the_limit_once(horde: TextHorde, keys: list[str]) -> None:
+def test_faults_of_many_jobs_at_once_cross_the_limit_once(
+    horde: TextHorde, keys: list[str]
+) -> None:
     key = keys[0]
     requester, asks = make_user(kudos=10_000)
     horde.take(key)
@@ -209,18 +234,26 @@ def test_a_cancel_and_a_pop_at_once_leave_one_story(horde: TextHorde, keys: list
             assert horde.status(request_id)["done"]
 
 
-def test_cancels_and_faults_at_once_never_revive_a_request(horde: TextHorde, keys: list[str]) -> None:
+def test_cancels_and_faults_at_once_never_revive_a_request(
+    horde: TextHorde, keys: list[str]
+) -> None:
     key = keys[0]
     for _ in range(ROUNDS):
         request_id = horde.queue()
         job_id = horde.take_job(key)
-        at_once(lambda: horde.cancel(request_id), lambda: horde.fault(key, job_id), lambda: horde.cancel(request_id))  # noqa: B023
+        at_once(
+            partial(horde.cancel, request_id),
+            partial(horde.fault, key, job_id),
+            partial(horde.cancel, request_id),
+        )
         row = get_request(request_id)
         assert (row.n, row.terminal_outcome) == (0, "cancelled")
         assert horde.status(request_id)["done"]
 
 
-def test_the_last_replies_at_once_end_the_request_and_its_hold(horde: TextHorde, keys: list[str]) -> None:
+def test_the_last_replies_at_once_end_the_request_and_its_hold(
+    horde: TextHorde, keys: list[str]
+) -> None:
     key = keys[0]
     horde.take(key)
     change_worker("a worker", speed=10.0)
@@ -235,7 +268,9 @@ def test_the_last_replies_at_once_end_the_request_and_its_hold(horde: TextHorde,
     assert {is_active for _, is_active in list_holds()} == {False}
 
 
-def test_first_pops_of_one_worker_at_once_make_one_worker(horde: TextHorde, keys: list[str]) -> None:
+def test_first_pops_of_one_worker_at_once_make_one_worker(
+    horde: TextHorde, keys: list[str]
+) -> None:
     horde.queue(params={"n": 4})
     answers = at_once(*[lambda: horde.pop(keys[0], "brand new")] * 4)
     assert [answer.status_code for answer in answers] == [200] * 4
@@ -249,10 +284,14 @@ def list_every_job() -> list[TextProcessingGeneration]:
         return list(session.scalars(select(TextProcessingGeneration)))
 
 
-def test_first_pops_of_two_owners_with_one_name_make_one_worker(horde: TextHorde, keys: list[str]) -> None:
+def test_first_pops_of_two_owners_with_one_name_make_one_worker(
+    horde: TextHorde, keys: list[str]
+) -> None:
     answers = at_once(*[lambda key=key: horde.pop(key, "popular") for key in keys[:4]])
     assert sorted(answer.status_code for answer in answers) == [200, 403, 403, 403]
-    assert {answer.json["rc"] for answer in answers if answer.status_code == 403} == {"WrongCredentials"}
+    assert {answer.json["rc"] for answer in answers if answer.status_code == 403} == {
+        "WrongCredentials"
+    }
 
 
 def test_check_ins_at_once_earn_one_uptime_reward(horde: TextHorde) -> None:
@@ -277,8 +316,12 @@ def test_requests_at_once_never_hold_more_than_there_is(horde: TextHorde, keys: 
 
 
 @pytest.mark.slow
-def test_a_busy_horde_loses_nothing_and_pays_everything_once(horde: TextHorde, keys: list[str]) -> None:
-    """Workers pop, reply, fault, repeat themselves; requesters ask and cancel: all at once, then the books are read."""
+def test_a_busy_horde_loses_nothing_and_pays_everything_once(
+    horde: TextHorde, keys: list[str]
+) -> None:
+    """Workers pop, reply, fault, repeat themselves; requesters ask and cancel: all at once, then
+    the books are read.
+    """
     enlist(horde, keys)
     _, asks = make_user(kudos=1_000_000, concurrency=500)
     requests: list[str] = []
@@ -309,12 +352,19 @@ def test_a_busy_horde_loses_nothing_and_pays_everything_once(horde: TextHorde, k
     with transaction() as session:
         unsound = session.execute(
             text(
-                "SELECT id FROM waiting_prompts AS request WHERE terminal_outcome IS DISTINCT FROM 'cancelled' AND NOT faulted"
-                " AND jobs <> n + (SELECT count(*) FROM processing_gens WHERE wp_id = request.id AND NOT faulted)"
+                "SELECT id FROM waiting_prompts AS request WHERE terminal_outcome IS DISTINCT FROM"
+                " 'cancelled' AND NOT faulted AND jobs <> n + (SELECT count(*) FROM processing_gens"
+                " WHERE wp_id = request.id AND NOT faulted)"
             )
         ).all()
-        paid = session.scalar(text("SELECT count(DISTINCT event_id) FROM kudos_stat_events WHERE name = 'fulfilments'"))
-        stored = session.scalar(text("SELECT count(*) FROM processing_gens WHERE generation IS NOT NULL"))
+        paid = session.scalar(
+            text(
+                "SELECT count(DISTINCT event_id) FROM kudos_stat_events WHERE name = 'fulfilments'"
+            )
+        )
+        stored = session.scalar(
+            text("SELECT count(*) FROM processing_gens WHERE generation IS NOT NULL")
+        )
         earlier = session.scalar(
             text(
                 "SELECT count(DISTINCT event_id) FROM kudos_stat_events WHERE name = 'fulfilments'"
@@ -370,14 +420,20 @@ def requests(draw: st.DrawFn) -> dict[str, object]:
         "nsfw": draw(st.booleans()) and draw(st.booleans()),
         "lists": draw(st.sampled_from(["nobody", "nobody", "the worker", "another"])),
         "worker_blacklist": draw(st.booleans()),
-        "required_features": frozenset(draw(st.sets(st.sampled_from(FEATURES), max_size=1))) if is_chat else frozenset(),
+        "required_features": (
+            frozenset(draw(st.sets(st.sampled_from(FEATURES), max_size=1)))
+            if is_chat
+            else frozenset()
+        ),
         "tools_temperature": draw(st.sampled_from([None, 0.5, 0.6])) if is_chat else None,
         "of_owner": draw(st.booleans()),
     }
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-@given(drawn=workers(), asked=st.lists(requests(), min_size=1, max_size=4), owner_trusted=st.booleans())
+@given(
+    drawn=workers(), asked=st.lists(requests(), min_size=1, max_size=4), owner_trusted=st.booleans()
+)
 def test_the_queue_query_and_the_rule_agree(
     app: Flask, drawn: dict[str, object], asked: list[dict[str, object]], owner_trusted: bool
 ) -> None:
@@ -403,7 +459,9 @@ def test_the_queue_query_and_the_rule_agree(
     expected: set[UUID] = set()
     for request in asked:
         wanted = dict(request)
-        listed = {"nobody": (), "the worker": (worker_id,), "another": (another_id,)}[str(wanted.pop("lists"))]
+        listed = {"nobody": (), "the worker": (worker_id,), "another": (another_id,)}[
+            str(wanted.pop("lists"))
+        ]
         user_id = owner if wanted.pop("of_owner") else other
         facts = TextRequestFacts(user_id=user_id, worker_ids=frozenset(listed), **wanted)  # type: ignore[arg-type]
         wp_id = store(facts)
@@ -436,7 +494,9 @@ def store(facts: TextRequestFacts) -> UUID:
         messages=[{"role": "user", "content": "Hello"}] if facts.is_chat else None,
     )
     with transaction() as session:
-        session.add_all(WPAllowedWorkers(wp_id=wp_id, worker_id=worker_id) for worker_id in facts.worker_ids)
+        session.add_all(
+            WPAllowedWorkers(wp_id=wp_id, worker_id=worker_id) for worker_id in facts.worker_ids
+        )
     return wp_id
 
 

@@ -83,7 +83,13 @@ def test_a_fresh_request_answers_every_key_with_its_type(horde: TextHorde) -> No
         "generations": [],
     }
     for name, value in status.items():
-        expected = bool if name in {"done", "faulted", "is_possible", "might_stall"} else list if name == "generations" else int
+        expected = (
+            bool
+            if name in {"done", "faulted", "is_possible", "might_stall"}
+            else list
+            if name == "generations"
+            else int
+        )
         assert type(value) is expected, name
 
 
@@ -103,7 +109,12 @@ def test_a_finished_generation_answers_every_key(horde: TextHorde, key: str) -> 
             "state": "ok",
         }
     ]
-    assert (status["done"], status["wait_time"], status["queue_position"], status["waiting"]) == (True, 0, 0, 0)
+    assert (status["done"], status["wait_time"], status["queue_position"], status["waiting"]) == (
+        True,
+        0,
+        0,
+        0,
+    )
     assert isinstance(status["kudos"], int)
     assert job_id not in str(status)
     assert horde.status(request_id) == status
@@ -115,18 +126,24 @@ def test_counts_follow_each_generation(horde: TextHorde, key: str) -> None:
     horde.submit(key, jobs[0], "one")
     horde.fault(key, jobs[1])
     status = horde.status(request_id)
-    counts = {name: status[name] for name in ("finished", "processing", "restarted", "waiting", "done")}
+    counts = {
+        name: status[name] for name in ("finished", "processing", "restarted", "waiting", "done")
+    }
     assert counts == {"finished": 1, "processing": 1, "restarted": 1, "waiting": 2, "done": False}
     assert [generation["text"] for generation in status["generations"]] == ["one"]
     horde.submit(key, jobs[2], "two")
     for _ in range(2):
         horde.submit(key, horde.take_job(key), "more")
     status = horde.status(request_id)
-    counts = {name: status[name] for name in ("finished", "processing", "restarted", "waiting", "done")}
+    counts = {
+        name: status[name] for name in ("finished", "processing", "restarted", "waiting", "done")
+    }
     assert counts == {"finished": 4, "processing": 0, "restarted": 1, "waiting": 0, "done": True}
 
 
-def test_waiting_never_exceeds_what_is_missing_nor_falls_below_nothing(horde: TextHorde, owner: tuple[int, str]) -> None:
+def test_waiting_never_exceeds_what_is_missing_nor_falls_below_nothing(
+    horde: TextHorde, owner: tuple[int, str]
+) -> None:
     worker = make_worker(owner[0])
     request_id = make_request(owner[0], n=5, jobs=2)
     make_job(request_id, worker, generation="x")
@@ -142,21 +159,30 @@ def test_fakes_are_in_no_count(horde: TextHorde, owner: tuple[int, str]) -> None
     for columns in ({}, {"generation": "x"}, {"faulted": True}):
         make_job(request_id, worker, fake=True, **columns)
     status = horde.status(str(request_id))
-    assert (status["finished"], status["processing"], status["restarted"], status["waiting"]) == (0, 0, 0, 1)
+    assert (status["finished"], status["processing"], status["restarted"], status["waiting"]) == (
+        0,
+        0,
+        0,
+        1,
+    )
     assert status["generations"] == []
 
 
 # Who may see what
 
 
-def test_ids_that_name_no_text_request_are_all_the_same_404(horde: TextHorde, owner: tuple[int, str]) -> None:
+def test_ids_that_name_no_text_request_are_all_the_same_404(
+    horde: TextHorde, owner: tuple[int, str]
+) -> None:
     unknown = str(uuid4())
     inactive = str(make_request(owner[0], active=False))
     expired = str(make_request(owner[0], expiry=minutes_ago(0.1)))
     chat = str(make_request(owner[0], is_chat=True, messages=[]))
     image = str(make_request(owner[0]))
     with transaction() as session:
-        session.execute(text("UPDATE waiting_prompts SET wp_type = 'image' WHERE id = :id"), {"id": image})
+        session.execute(
+            text("UPDATE waiting_prompts SET wp_type = 'image' WHERE id = :id"), {"id": image}
+        )
     live = str(make_request(owner[0]))
     odd = [f"{{{live}}}", live.replace("-", ""), f"urn:uuid:{live}", "x", "0" * 5000, "%00", "..."]
     client = horde.app.test_client()
@@ -172,30 +198,42 @@ def test_ids_that_name_no_text_request_are_all_the_same_404(horde: TextHorde, ow
 
 def test_no_key_is_needed_and_a_wrong_one_does_no_harm(horde: TextHorde) -> None:
     request_id = horde.queue()
-    answer = horde.app.test_client().get(f"/api/v2/generate/text/status/{request_id}", headers={"apikey": "no such key"})
+    answer = horde.app.test_client().get(
+        f"/api/v2/generate/text/status/{request_id}", headers={"apikey": "no such key"}
+    )
     assert answer.status_code == 200
 
 
 def test_a_field_mask_narrows_the_answer(horde: TextHorde) -> None:
     request_id = horde.queue()
-    answer = horde.app.test_client().get(f"/api/v2/generate/text/status/{request_id}", headers={"X-Fields": "done,waiting"})
+    answer = horde.app.test_client().get(
+        f"/api/v2/generate/text/status/{request_id}", headers={"X-Fields": "done,waiting"}
+    )
     assert answer.json == {"done": False, "waiting": 1}
 
 
 # Possibility
 
 
-def test_a_request_is_possible_right_after_a_matching_workers_first_pop(horde: TextHorde, key: str) -> None:
+def test_a_request_is_possible_right_after_a_matching_workers_first_pop(
+    horde: TextHorde, key: str
+) -> None:
     request_id = horde.queue(models=[KNOWN], params={"n": 2})
     assert horde.status(request_id)["is_possible"] is False
     horde.take(key, models=["another/model"])
     assert horde.status(request_id)["is_possible"] is False
     horde.take(key, "the right one", models=[KNOWN], threads=3)
     status = horde.status(request_id)
-    assert (status["is_possible"], status["eligible_workers"], status["eligible_worker_threads"]) == (True, 1, 3)
+    assert (
+        status["is_possible"],
+        status["eligible_workers"],
+        status["eligible_worker_threads"],
+    ) == (True, 1, 3)
 
 
-def test_a_request_becomes_possible_when_a_worker_raises_its_limits(horde: TextHorde, key: str) -> None:
+def test_a_request_becomes_possible_when_a_worker_raises_its_limits(
+    horde: TextHorde, key: str
+) -> None:
     request_id = horde.queue(params={"max_context_length": 8192})
     horde.take(key)
     assert horde.status(request_id)["is_possible"] is False
@@ -212,8 +250,12 @@ def test_a_running_job_makes_a_request_possible(horde: TextHorde, key: str) -> N
     assert (status["is_possible"], status["eligible_workers"]) == (True, 0)
 
 
-@pytest.mark.parametrize("columns", [{"maintenance": True}, {"paused": True}, {"last_check_in": minutes_ago(6)}])
-def test_a_worker_that_takes_nothing_makes_nothing_possible(horde: TextHorde, key: str, columns: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "columns", [{"maintenance": True}, {"paused": True}, {"last_check_in": minutes_ago(6)}]
+)
+def test_a_worker_that_takes_nothing_makes_nothing_possible(
+    horde: TextHorde, key: str, columns: dict[str, Any]
+) -> None:
     horde.take(key)
     change_worker("a worker", **columns)
     assert read_fresh(horde, horde.queue())["is_possible"] is False
@@ -225,7 +267,9 @@ def test_a_worker_in_maintenance_is_there_for_its_owner(horde: TextHorde, key: s
     assert read_fresh(horde, horde.queue(key))["is_possible"] is True
 
 
-def test_an_unmeasured_worker_is_too_slow_for_who_refuses_slow_ones(horde: TextHorde, key: str) -> None:
+def test_an_unmeasured_worker_is_too_slow_for_who_refuses_slow_ones(
+    horde: TextHorde, key: str
+) -> None:
     horde.take(key)
     request_id = horde.queue(make_user(kudos=1000)[1], slow_workers=False)
     assert read_fresh(horde, request_id)["is_possible"] is False
@@ -240,13 +284,23 @@ def test_positions_follow_the_queue(horde: TextHorde) -> None:
     first, second = horde.queue(), horde.queue()
     rich = horde.queue(make_user(kudos=5000)[1])
     forget_copies()
-    assert [horde.status(request_id)["queue_position"] for request_id in (rich, first, second)] == [1, 2, 3]
+    assert [horde.status(request_id)["queue_position"] for request_id in (rich, first, second)] == [
+        1,
+        2,
+        3,
+    ]
     horde.cancel(first)
     forget_copies()
-    assert [horde.status(request_id)["queue_position"] for request_id in (rich, first, second)] == [1, 0, 2]
+    assert [horde.status(request_id)["queue_position"] for request_id in (rich, first, second)] == [
+        1,
+        0,
+        2,
+    ]
 
 
-def test_the_wait_counts_what_is_ahead_and_the_requests_own_output(horde: TextHorde, key: str) -> None:
+def test_the_wait_counts_what_is_ahead_and_the_requests_own_output(
+    horde: TextHorde, key: str
+) -> None:
     horde.take(key)
     change_worker("a worker", speed=10.0)
     ahead = horde.queue(params={"max_length": 100, "n": 2})
@@ -269,7 +323,10 @@ def test_a_running_job_is_waited_for_by_its_workers_speed(horde: TextHorde, key:
     request_id = horde.queue(params={"max_length": 100})
     horde.take_job(key)
     with transaction() as session:
-        session.execute(text("UPDATE processing_gens SET start_time = :then"), {"then": utcnow() - timedelta(seconds=20)})
+        session.execute(
+            text("UPDATE processing_gens SET start_time = :then"),
+            {"then": utcnow() - timedelta(seconds=20)},
+        )
     status = read_fresh(horde, request_id)
     assert (status["wait_time"], status["queue_position"]) == (pytest.approx(30, abs=1), 0)
 
@@ -277,7 +334,9 @@ def test_a_running_job_is_waited_for_by_its_workers_speed(horde: TextHorde, key:
 # Cancel
 
 
-def test_a_cancel_answers_the_status_before_it_and_stops_the_rest(horde: TextHorde, key: str) -> None:
+def test_a_cancel_answers_the_status_before_it_and_stops_the_rest(
+    horde: TextHorde, key: str
+) -> None:
     forget_postings()
     user_id, asks = make_user()
     request_id = horde.queue(asks, params={"n": 3})
@@ -309,10 +368,15 @@ def test_a_cancel_lets_running_jobs_end(horde: TextHorde, key: str) -> None:
     assert (status["processing"], status["waiting"], status["done"]) == (1, 0, False)
     horde.submit(key, job_id, "kept")
     status = horde.status(request_id)
-    assert (status["done"], [generation["text"] for generation in status["generations"]]) == (True, ["kept"])
+    assert (status["done"], [generation["text"] for generation in status["generations"]]) == (
+        True,
+        ["kept"],
+    )
 
 
-def test_a_cancel_of_a_finished_or_faulted_request_keeps_its_end(horde: TextHorde, key: str) -> None:
+def test_a_cancel_of_a_finished_or_faulted_request_keeps_its_end(
+    horde: TextHorde, key: str
+) -> None:
     finished = horde.queue()
     horde.submit(key, horde.take_job(key))
     faulted = horde.queue()
@@ -341,7 +405,12 @@ def test_a_faulted_request_is_done_and_keeps_its_results(horde: TextHorde, key: 
     for _ in range(3):
         horde.fault(key, horde.take_job(key))
     status = horde.status(request_id)
-    assert (status["faulted"], status["done"], status["is_possible"], status["queue_position"]) == (True, True, False, 0)
+    assert (status["faulted"], status["done"], status["is_possible"], status["queue_position"]) == (
+        True,
+        True,
+        False,
+        0,
+    )
     assert (status["wait_time"], status["restarted"], status["finished"]) == (0, 3, 1)
     assert [generation["text"] for generation in status["generations"]] == ["the one"]
     change_request(request_id, expiry=minutes_ago(1))

@@ -11,7 +11,13 @@ from flask import Flask
 from sqlalchemy import select, text
 
 from devtools.services import ServiceAddresses
-from horde.classes.base.stats import FulfillmentPerformance, HordeSettings, ModelPerformance, TextGenState, TextGenStatistic
+from horde.classes.base.stats import (
+    FulfillmentPerformance,
+    HordeSettings,
+    ModelPerformance,
+    TextGenState,
+    TextGenStatistic,
+)
 from horde.classes.base.user import UserRoleTypes
 from horde.classes.base.worker import ABORT_MAINTENANCE_MESSAGE, WorkerPerformance
 from horde.classes.kobold.pricing import compute_text_kudos, count_text_tokens
@@ -80,7 +86,13 @@ def set_modes(**modes: bool) -> None:
     forget_copies()
 
 
-def price(*, trusted: bool = True, known: bool = True, validated: bool = True, prompt: str = "Once upon a time") -> Decimal:
+def price(
+    *,
+    trusted: bool = True,
+    known: bool = True,
+    validated: bool = True,
+    prompt: str = "Once upon a time",
+) -> Decimal:
     """What REPLY to a request of 80 tokens is worth."""
     return compute_text_kudos(
         reply_tokens=count_text_tokens(len(REPLY), 80),
@@ -95,7 +107,9 @@ def price(*, trusted: bool = True, known: bool = True, validated: bool = True, p
 # Storing and paying
 
 
-def test_a_reply_is_stored_and_paid(horde: TextHorde, worker: tuple[int, str], requester: tuple[int, str]) -> None:
+def test_a_reply_is_stored_and_paid(
+    horde: TextHorde, worker: tuple[int, str], requester: tuple[int, str]
+) -> None:
     request_id = horde.queue(requester[1], models=[KNOWN])
     job_id = horde.take_job(worker[1])
     forget_postings()
@@ -104,17 +118,29 @@ def test_a_reply_is_stored_and_paid(horde: TextHorde, worker: tuple[int, str], r
     assert answer.json == {"reward": float(price())}
     job = find_job_row(job_id)
     assert job is not None
-    assert (job.generation, job.seed, job.censored, job.faulted, job.gen_metadata) == (REPLY, 5, False, False, None)
+    assert (job.generation, job.seed, job.censored, job.faulted, job.gen_metadata) == (
+        REPLY,
+        5,
+        False,
+        False,
+        None,
+    )
     assert list_postings(worker[0]) == [price()]
     assert list_postings(requester[0]) == [-price() - 1]
     row = get_request(request_id)
-    assert (row.consumed_kudos, row.terminal_outcome, row.n) == (1 + round(price() + 1), "completed", 0)
+    assert (row.consumed_kudos, row.terminal_outcome, row.n) == (
+        1 + round(price() + 1),
+        "completed",
+        0,
+    )
 
 
 @pytest.mark.parametrize("case", [
     {"trusted": False}, {"validated": False}, {"known": False}, {"known": False, "trusted": False}, {"prompt": "long " * 500},
 ])  # fmt: skip
-def test_the_reward_follows_the_owner_the_backend_the_model_and_the_prompt(horde: TextHorde, case: dict[str, Any]) -> None:
+def test_the_reward_follows_the_owner_the_backend_the_model_and_the_prompt(
+    horde: TextHorde, case: dict[str, Any]
+) -> None:
     owner, key = make_user(*((UserRoleTypes.TRUSTED,) if case.get("trusted", True) else ()))
     agent = KCPP_AGENT if case.get("validated", True) else "unknown:1:x"
     model = KNOWN if case.get("known", True) else "nobody/knows"
@@ -165,11 +191,15 @@ def test_a_short_or_empty_reply_counts_twenty_tokens_capped_by_the_request(
     assert generation["text"] == ""
 
 
-def test_a_reply_writes_one_statistic_and_one_sample_of_each_kind(horde: TextHorde, key: str) -> None:
+def test_a_reply_writes_one_statistic_and_one_sample_of_each_kind(
+    horde: TextHorde, key: str
+) -> None:
     horde.queue(headers={"Client-Agent": "tests:1:me"})
     job_id = horde.take_job(key)
     with transaction() as session:
-        session.execute(text("UPDATE processing_gens SET start_time = :then"), {"then": minutes_ago(0.5)})
+        session.execute(
+            text("UPDATE processing_gens SET start_time = :then"), {"then": minutes_ago(0.5)}
+        )
     horde.submit(key, job_id, REPLY)
     horde.submit(key, job_id, REPLY)
     with transaction() as session:
@@ -177,7 +207,12 @@ def test_a_reply_writes_one_statistic_and_one_sample_of_each_kind(horde: TextHor
         sample = session.scalars(select(WorkerPerformance)).one()
         model = session.scalars(select(ModelPerformance)).one()
         fulfilled = session.scalars(select(FulfillmentPerformance)).one()
-    assert (statistic.state, statistic.model, statistic.max_length, statistic.prompt_length) == (TextGenState.OK, KNOWN, 80, 16)
+    assert (statistic.state, statistic.model, statistic.max_length, statistic.prompt_length) == (
+        TextGenState.OK,
+        KNOWN,
+        80,
+        16,
+    )
     assert (statistic.client_agent, statistic.bridge_agent) == ("tests:1:me", KCPP_AGENT)
     assert sample.performance == model.performance == pytest.approx(50 / 30, abs=0.2)
     assert (fulfilled.things, fulfilled.thing_type) == (50, "text")
@@ -189,7 +224,12 @@ def test_a_reply_writes_one_statistic_and_one_sample_of_each_kind(horde: TextHor
     ({"gen_metadata": [{"type": "censorship", "value": "csam"}]}, "csam", [{"type": "censorship", "value": "csam"}]),
 ])  # fmt: skip
 def test_a_censored_reply_pays_the_worker_and_costs_the_burn_alone(
-    horde: TextHorde, worker: tuple[int, str], requester: tuple[int, str], body: dict[str, Any], state: str, metadata: list[Any]
+    horde: TextHorde,
+    worker: tuple[int, str],
+    requester: tuple[int, str],
+    body: dict[str, Any],
+    state: str,
+    metadata: list[Any],
 ) -> None:
     request_id = horde.queue(requester[1])
     job_id = horde.take_job(worker[1])
@@ -205,11 +245,15 @@ def test_a_censored_reply_pays_the_worker_and_costs_the_burn_alone(
 def test_metadata_is_kept_as_sent(horde: TextHorde, key: str) -> None:
     request_id = horde.queue()
     entries = [{"type": "information", "value": "see_ref", "ref": "x"}, {"type": "a", "value": "b"}]
-    horde.submit(key, horde.take_job(key), gen_metadata=[entries[0], {**entries[1], "ref": None, "other": 1}])
+    horde.submit(
+        key, horde.take_job(key), gen_metadata=[entries[0], {**entries[1], "ref": None, "other": 1}]
+    )
     assert horde.status(request_id)["generations"][0]["gen_metadata"] == entries
 
 
-def test_more_than_fifty_entries_are_refused_before_anything_is_stored(horde: TextHorde, key: str) -> None:
+def test_more_than_fifty_entries_are_refused_before_anything_is_stored(
+    horde: TextHorde, key: str
+) -> None:
     horde.queue()
     job_id = horde.take_job(key)
     entries = [{"type": "a", "value": "b"}] * 51
@@ -247,7 +291,9 @@ def test_matched_targeting_pays_a_fixed_sum(service_urls: ServiceAddresses) -> N
 # Holds
 
 
-def test_the_last_reply_ends_the_hold(horde: TextHorde, key: str, requester: tuple[int, str]) -> None:
+def test_the_last_reply_ends_the_hold(
+    horde: TextHorde, key: str, requester: tuple[int, str]
+) -> None:
     horde.take(key)
     change_worker("a worker", speed=10.0)
     horde.queue(requester[1], slow_workers=False, params={"n": 2})
@@ -257,11 +303,15 @@ def test_the_last_reply_ends_the_hold(horde: TextHorde, key: str, requester: tup
     horde.submit(key, jobs[1], REPLY)
     assert list_holds() == [(Decimal(40), False)]
     with transaction() as session:
-        tagged = session.scalars(text("SELECT count(*) FROM kudos_ledger WHERE reservation_id IS NOT NULL")).one()
+        tagged = session.scalars(
+            text("SELECT count(*) FROM kudos_ledger WHERE reservation_id IS NOT NULL")
+        ).one()
     assert tagged >= 2
 
 
-def test_the_last_job_of_a_faulted_request_ends_the_hold(horde: TextHorde, key: str, requester: tuple[int, str]) -> None:
+def test_the_last_job_of_a_faulted_request_ends_the_hold(
+    horde: TextHorde, key: str, requester: tuple[int, str]
+) -> None:
     horde.take(key)
     change_worker("a worker", speed=10.0)
     horde.queue(requester[1], slow_workers=False, params={"n": 5})
@@ -273,7 +323,9 @@ def test_the_last_job_of_a_faulted_request_ends_the_hold(horde: TextHorde, key: 
     assert list_holds() == [(Decimal(100), False)]
 
 
-def test_the_fault_of_a_cancelled_requests_last_job_ends_the_hold(horde: TextHorde, key: str, requester: tuple[int, str]) -> None:
+def test_the_fault_of_a_cancelled_requests_last_job_ends_the_hold(
+    horde: TextHorde, key: str, requester: tuple[int, str]
+) -> None:
     horde.take(key)
     change_worker("a worker", speed=10.0)
     request_id = horde.queue(requester[1], slow_workers=False)
@@ -304,7 +356,9 @@ def test_refusals_come_in_the_published_order(horde: TextHorde, key: str) -> Non
         assert submit("no such key", id=unknown, generation="") == (404, "InvalidJobID")
     assert submit("no such key", id=job_id, generation="") == (401, "InvalidAPIKey")
     assert submit(stranger, id=job_id, generation="") == (403, "WrongCredentials")
-    assert submit(key, id=job_id, generation="", gen_metadata=[{"type": "a", "value": "b"}] * 51) == (400, "DuplicateGen")
+    assert submit(
+        key, id=job_id, generation="", gen_metadata=[{"type": "a", "value": "b"}] * 51
+    ) == (400, "DuplicateGen")
 
 
 @pytest.mark.parametrize(("name", "value"), [
@@ -313,7 +367,9 @@ def test_refusals_come_in_the_published_order(horde: TextHorde, key: str) -> Non
     ("seed", 1.5), ("gen_metadata", {}), ("gen_metadata", [1]), ("gen_metadata", [{"type": "a"}]),
     ("gen_metadata", [{"type": "a", "value": "b", "ref": "x" * 256}]),
 ])  # fmt: skip
-def test_a_key_of_the_wrong_shape_is_named_and_the_job_stays_pending(horde: TextHorde, key: str, name: str, value: Any) -> None:
+def test_a_key_of_the_wrong_shape_is_named_and_the_job_stays_pending(
+    horde: TextHorde, key: str, name: str, value: Any
+) -> None:
     horde.queue()
     job_id = horde.take_job(key)
     answer = horde.submit(key, job_id, **{name: value}) if name not in {"id", "generation"} else horde.post(
@@ -323,7 +379,9 @@ def test_a_key_of_the_wrong_shape_is_named_and_the_job_stays_pending(horde: Text
     assert horde.submit(key, job_id).status_code == 200
 
 
-def test_a_second_submit_is_refused_and_moves_nothing(horde: TextHorde, worker: tuple[int, str]) -> None:
+def test_a_second_submit_is_refused_and_moves_nothing(
+    horde: TextHorde, worker: tuple[int, str]
+) -> None:
     request_id = horde.queue()
     job_id = horde.take_job(worker[1])
     horde.submit(worker[1], job_id, REPLY)
@@ -357,7 +415,9 @@ def test_a_job_that_went_with_its_request_is_unknown(horde: TextHorde, key: str)
     assert refused(horde.fault(key, job_id)) == (404, "InvalidJobID")
 
 
-def test_a_cancelled_requests_job_is_still_paid_and_kept(horde: TextHorde, worker: tuple[int, str]) -> None:
+def test_a_cancelled_requests_job_is_still_paid_and_kept(
+    horde: TextHorde, worker: tuple[int, str]
+) -> None:
     request_id = horde.queue()
     job_id = horde.take_job(worker[1])
     horde.cancel(request_id)
@@ -395,7 +455,12 @@ def test_a_fault_gives_the_generation_back_once(horde: TextHorde, worker: tuple[
         assert session.scalars(select(TextGenStatistic.state)).one() is TextGenState.FAULTED
     assert count_rows(WorkerPerformance) == 0
     status = horde.status(request_id)
-    assert (status["restarted"], status["waiting"], status["done"], status["faulted"]) == (1, 1, False, False)
+    assert (status["restarted"], status["waiting"], status["done"], status["faulted"]) == (
+        1,
+        1,
+        False,
+        False,
+    )
 
 
 def test_the_same_worker_may_get_a_faulted_generation_again(horde: TextHorde, key: str) -> None:
@@ -414,11 +479,18 @@ def test_the_third_fault_faults_the_request_at_once(horde: TextHorde, key: str) 
     row = get_request(request_id)
     assert (row.faulted, row.terminal_outcome) == (True, "faulted")
     status = horde.status(request_id)
-    assert (status["faulted"], status["done"], status["is_possible"], status["processing"]) == (True, True, False, 1)
+    assert (status["faulted"], status["done"], status["is_possible"], status["processing"]) == (
+        True,
+        True,
+        False,
+        1,
+    )
     assert horde.take(key)["id"] is None
 
 
-def test_a_request_that_faulted_gives_no_refund(horde: TextHorde, key: str, requester: tuple[int, str]) -> None:
+def test_a_request_that_faulted_gives_no_refund(
+    horde: TextHorde, key: str, requester: tuple[int, str]
+) -> None:
     forget_postings()
     horde.queue(requester[1])
     for _ in range(3):
@@ -434,18 +506,25 @@ def fault_often(horde: TextHorde, key: str, times: int) -> None:
         assert horde.fault(key, str(job_id)).json == {"reward": 0.0}
 
 
-def test_the_21st_dropped_job_of_an_hour_puts_a_worker_into_maintenance(horde: TextHorde, key: str) -> None:
+def test_the_21st_dropped_job_of_an_hour_puts_a_worker_into_maintenance(
+    horde: TextHorde, key: str
+) -> None:
     horde.take(key)
     change_worker("a worker", aborted_jobs=19, uncompleted_jobs=50)
     fault_often(horde, key, 1)
-    assert (require_worker("a worker").aborted_jobs, require_worker("a worker").maintenance) == (20, False)
+    assert (require_worker("a worker").aborted_jobs, require_worker("a worker").maintenance) == (
+        20,
+        False,
+    )
     fault_often(horde, key, 1)
     shown = require_worker("a worker")
     assert (shown.aborted_jobs, shown.uncompleted_jobs, shown.maintenance) == (0, 52, True)
     assert shown.maintenance_msg == ABORT_MAINTENANCE_MESSAGE
 
 
-def test_an_hour_after_the_first_dropped_job_counting_starts_again(horde: TextHorde, key: str) -> None:
+def test_an_hour_after_the_first_dropped_job_counting_starts_again(
+    horde: TextHorde, key: str
+) -> None:
     horde.take(key)
     change_worker("a worker", aborted_jobs=20, last_aborted_job=minutes_ago(61))
     fault_often(horde, key, 1)
@@ -465,7 +544,9 @@ def test_a_raid_puts_no_worker_into_maintenance(horde: TextHorde, key: str) -> N
 # Fakes
 
 
-def test_a_fake_job_is_answered_alike_and_moves_nothing(horde: TextHorde, worker: tuple[int, str]) -> None:
+def test_a_fake_job_is_answered_alike_and_moves_nothing(
+    horde: TextHorde, worker: tuple[int, str]
+) -> None:
     request_id = horde.queue()
     horde.take_job(worker[1])
     job_id = horde_job_of(request_id)
@@ -478,7 +559,12 @@ def test_a_fake_job_is_answered_alike_and_moves_nothing(horde: TextHorde, worker
     assert list_postings(worker[0]) == []
     assert (count_rows(TextGenStatistic), count_rows(WorkerPerformance)) == (0, 0)
     status = horde.status(request_id)
-    assert (status["finished"], status["waiting"], status["generations"], status["kudos"]) == (0, 1, [], 1)
+    assert (status["finished"], status["waiting"], status["generations"], status["kudos"]) == (
+        0,
+        1,
+        [],
+        1,
+    )
 
 
 def test_a_faulted_fake_counts_for_nothing(horde: TextHorde, key: str) -> None:
@@ -496,12 +582,20 @@ def test_a_faulted_fake_counts_for_nothing(horde: TextHorde, key: str) -> None:
 
 def horde_job_of(request_id: str) -> str:
     with transaction() as session:
-        return str(session.scalars(select(TextProcessingGeneration.id).where(TextProcessingGeneration.wp_id == request_id)).one())
+        return str(
+            session.scalars(
+                select(TextProcessingGeneration.id).where(
+                    TextProcessingGeneration.wp_id == request_id
+                )
+            ).one()
+        )
 
 
 def test_an_old_job_that_nobody_aborted_yet_is_still_taken(horde: TextHorde, key: str) -> None:
     horde.queue()
     job_id = horde.take_job(key)
     with transaction() as session:
-        session.execute(text("UPDATE processing_gens SET start_time = :then"), {"then": minutes_ago(4)})
+        session.execute(
+            text("UPDATE processing_gens SET start_time = :then"), {"then": minutes_ago(4)}
+        )
     assert horde.submit(key, job_id).status_code == 200

@@ -64,14 +64,23 @@ def set_modes(**modes: bool) -> None:
 def serve(**columns: Any) -> None:
     """Let somebody serve KNOWN."""
     user_id, _ = make_user(UserRoleTypes.TRUSTED)
-    make_worker(user_id, (KNOWN,), **{"max_length": 16384, "max_context_length": 8192, "speed": 20.0} | columns)
+    make_worker(
+        user_id,
+        (KNOWN,),
+        **{"max_length": 16384, "max_context_length": 8192, "speed": 20.0} | columns,
+    )
     forget_copies()
 
 
 def test_an_accepted_request_answers_its_id_and_its_quote(horde: TextHorde) -> None:
     serve()
     answer = horde.ask(models=[KNOWN], params={"max_length": 100})
-    quote = compute_text_quote(max_length=100, max_context_length=2048, models=[(get_text_model_multiplier(KNOWN), True)], n=1)
+    quote = compute_text_quote(
+        max_length=100,
+        max_context_length=2048,
+        models=[(get_text_model_multiplier(KNOWN), True)],
+        n=1,
+    )
     assert answer.status_code == 202
     assert answer.json == {"id": answer.json["id"], "kudos": round_quote(quote)}
     assert isinstance(answer.json["kudos"], int)
@@ -97,7 +106,14 @@ def test_the_row_holds_what_was_asked(horde: TextHorde) -> None:
         key,
         headers={"Client-Agent": "tests:1:nobody"},
         models=[KNOWN, "other/model", KNOWN],
-        params={"n": 2, "max_length": 64.0, "max_context_length": 1024, "temperature": 1, "quiet": True, "top_p": None},
+        params={
+            "n": 2,
+            "max_length": 64.0,
+            "max_context_length": 1024,
+            "temperature": 1,
+            "quiet": True,
+            "top_p": None,
+        },
         workers=[str(worker)],
         worker_blacklist=True,
         trusted_workers=True,
@@ -109,14 +125,38 @@ def test_the_row_holds_what_was_asked(horde: TextHorde) -> None:
         cluster="x",
     )
     row = get_request(request_id)
-    assert (row.n, row.jobs, row.max_length, row.max_context_length, row.things) == (2, 2, 64, 1024, 64)
-    assert (row.trusted_workers, row.validated_backends, row.slow_workers, row.worker_blacklist) == (True, False, True, True)
-    assert (row.active, row.faulted, row.is_chat, row.user_id, row.softprompt) == (True, False, False, user_id, None)
-    assert (row.client_agent, row.webhook, row.consumed_kudos) == ("tests:1:nobody", "https://example.org/hook", 1)
+    assert (row.n, row.jobs, row.max_length, row.max_context_length, row.things) == (
+        2,
+        2,
+        64,
+        1024,
+        64,
+    )
+    assert (
+        row.trusted_workers,
+        row.validated_backends,
+        row.slow_workers,
+        row.worker_blacklist,
+    ) == (True, False, True, True)
+    assert (row.active, row.faulted, row.is_chat, row.user_id, row.softprompt) == (
+        True,
+        False,
+        False,
+        user_id,
+        None,
+    )
+    assert (row.client_agent, row.webhook, row.consumed_kudos) == (
+        "tests:1:nobody",
+        "https://example.org/hook",
+        1,
+    )
     assert row.params == {"n": 2, "max_length": 64, "max_context_length": 1024, "temperature": 1}
     assert row.expiry - row.created == timedelta(minutes=20)
     with transaction() as session:
-        assert list(session.scalars(select(WPModels.model).order_by(WPModels.id))) == [KNOWN, "other/model"]
+        assert list(session.scalars(select(WPModels.model).order_by(WPModels.id))) == [
+            KNOWN,
+            "other/model",
+        ]
         assert list(session.scalars(select(WPAllowedWorkers.worker_id))) == [worker]
 
 
@@ -170,7 +210,9 @@ NUL, SURROGATE = b'{"prompt": "a\\u0000"}', b'{"prompt": "a\\ud800"}'
     (b'{"prompt": null}', "BadRequest"),
     (b'{"prompt": 5}', "BadRequest"),
 ])  # fmt: skip
-def test_a_hostile_body_is_refused_and_leaves_nothing(horde: TextHorde, body: bytes, rc: str) -> None:
+def test_a_hostile_body_is_refused_and_leaves_nothing(
+    horde: TextHorde, body: bytes, rc: str
+) -> None:
     assert refused(horde.post("async", body)) == (400, rc)
     assert count_rows(WaitingPrompt) == 0
 
@@ -231,9 +273,28 @@ def test_a_missing_key_is_no_anonymous_request(horde: TextHorde) -> None:
     assert "apikey" in answer.json["errors"]
 
 
-@pytest.mark.parametrize("name", ["models", "params", "workers", "softprompt", "webhook", "style", "dry_run", "nsfw",
-                                  "trusted_workers", "slow_workers", "extra_source_images", "context_fit", "allow_downgrade",
-                                  "disable_batching", "proxied_account", "worker_blacklist", "extra_slow_workers"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "models",
+        "params",
+        "workers",
+        "softprompt",
+        "webhook",
+        "style",
+        "dry_run",
+        "nsfw",
+        "trusted_workers",
+        "slow_workers",
+        "extra_source_images",
+        "context_fit",
+        "allow_downgrade",
+        "disable_batching",
+        "proxied_account",
+        "worker_blacklist",
+        "extra_slow_workers",
+    ],
+)
 def test_null_is_the_same_as_absent(horde: TextHorde, name: str) -> None:
     assert horde.ask(**{name: None}).status_code == 202
 
@@ -249,9 +310,9 @@ def test_every_param_clients_are_known_to_send_is_accepted(horde: TextHorde) -> 
     }  # fmt: skip
     serve(max_context_length=1048576)
     request_id = horde.queue(models=[KNOWN], params=params | {"max_length": 512})
-    assert get_request(request_id).params == {key: value for key, value in params.items() if key != "unknown_sampler"} | {
-        "max_length": 512
-    }
+    assert get_request(request_id).params == {
+        key: value for key, value in params.items() if key != "unknown_sampler"
+    } | {"max_length": 512}
 
 
 # The order of the checks: each step breaks its own rule and every later one
@@ -338,8 +399,12 @@ def forget_timeouts() -> None:
     redis_ctrl.call(redis_ctrl.address_timeout_db, lambda client: client.flushdb())
 
 
-@pytest.mark.parametrize("stops", [[str(number) for number in range(128)], ["x" * 2000], ["x"] * 500])
-def test_stop_sequences_at_the_bounds_are_accepted_and_repeats_count_once(horde: TextHorde, stops: list[str]) -> None:
+@pytest.mark.parametrize(
+    "stops", [[str(number) for number in range(128)], ["x" * 2000], ["x"] * 500]
+)
+def test_stop_sequences_at_the_bounds_are_accepted_and_repeats_count_once(
+    horde: TextHorde, stops: list[str]
+) -> None:
     assert horde.ask(params={"stop_sequence": stops}).status_code == 202
 
 
@@ -360,8 +425,12 @@ def test_a_service_may_name_a_proxied_account(horde: TextHorde) -> None:
     assert get_request(horde.queue(key, proxied_account="somebody")).proxied_account == "somebody"
 
 
-@pytest.mark.parametrize("role", [UserRoleTypes.TRUSTED, UserRoleTypes.EDUCATION, UserRoleTypes.SERVICE])
-def test_a_privileged_account_has_its_direct_address_whitelisted(horde: TextHorde, role: UserRoleTypes) -> None:
+@pytest.mark.parametrize(
+    "role", [UserRoleTypes.TRUSTED, UserRoleTypes.EDUCATION, UserRoleTypes.SERVICE]
+)
+def test_a_privileged_account_has_its_direct_address_whitelisted(
+    horde: TextHorde, role: UserRoleTypes
+) -> None:
     _, key = make_user(role)
     address = f"203.0.113.{role.value}"
     horde.queue(key, headers={"address": address})
@@ -380,7 +449,13 @@ def test_a_trusted_user_may_disable_batching(horde: TextHorde) -> None:
 
 
 @pytest.mark.parametrize(
-    "worker", ["no uuid", "", "{12345678-1234-1234-1234-123456789012}", "5e4f7a60-0000-4000-8000-000000000000"]
+    "worker",
+    [
+        "no uuid",
+        "",
+        "{12345678-1234-1234-1234-123456789012}",
+        "5e4f7a60-0000-4000-8000-000000000000",
+    ],
 )
 def test_an_unknown_listed_worker_is_named(horde: TextHorde, worker: str) -> None:
     answer = horde.ask(workers=[worker])
@@ -449,7 +524,11 @@ def test_output_within_the_allowance_needs_no_hold(horde: TextHorde) -> None:
 def test_output_above_the_allowance_holds_kudos(horde: TextHorde) -> None:
     serve()
     _, key = make_user(kudos=RICH)
-    horde.queue(key, models=["unknown", KNOWN], params={"n": 2, "max_length": 4097, "max_context_length": 8192})
+    horde.queue(
+        key,
+        models=["unknown", KNOWN],
+        params={"n": 2, "max_length": 4097, "max_context_length": 8192},
+    )
     estimate = round(4097 * get_text_model_multiplier(KNOWN) / 21, 2) * 2
     assert list_holds() == [(Decimal(str(round(estimate, 2))), True)]
 
@@ -485,7 +564,11 @@ def test_refusing_slow_workers_always_needs_a_hold(horde: TextHorde) -> None:
 
 def test_a_downgrade_lowers_the_output_and_takes_slow_workers(horde: TextHorde) -> None:
     serve()
-    body = {"models": [KNOWN], "params": {"max_length": 5000, "max_context_length": 8192}, "slow_workers": False}
+    body = {
+        "models": [KNOWN],
+        "params": {"max_length": 5000, "max_context_length": 8192},
+        "slow_workers": False,
+    }
     row = get_request(horde.queue(allow_downgrade=True, **body))
     assert (row.max_length, row.slow_workers, row.things) == (4096, True, 4096)
     assert row.gen_payload["max_length"] == 4096
@@ -506,7 +589,10 @@ def test_kudos_that_would_not_help_are_not_asked_for(horde: TextHorde) -> None:
 
 def test_without_an_eligible_worker_the_allowance_is_the_floor(horde: TextHorde) -> None:
     assert horde.ask(models=[KNOWN], params={"max_length": 512}).status_code == 202
-    assert refused(horde.ask(models=[KNOWN], params={"max_length": 513})) == (403, "NoEligibleWorker")
+    assert refused(horde.ask(models=[KNOWN], params={"max_length": 513})) == (
+        403,
+        "NoEligibleWorker",
+    )
     row = get_request(horde.queue(models=[KNOWN], params={"max_length": 513}, allow_downgrade=True))
     assert row.things == 512
 
@@ -514,7 +600,8 @@ def test_without_an_eligible_worker_the_allowance_is_the_floor(horde: TextHorde)
 def test_a_long_queue_shrinks_the_allowance(horde: TextHorde) -> None:
     serve()  # 20 tokens a second
     for _ in range(3):
-        horde.queue(make_user()[1], models=[KNOWN], params={"n": 20, "max_length": 100})  # 6000 tokens: 300 s
+        # 6000 tokens: 300 s.
+        horde.queue(make_user()[1], models=[KNOWN], params={"n": 20, "max_length": 100})
     forget_copies()
     assert refused(horde.ask(models=[KNOWN], params={"max_length": 513})) == (403, "KudosUpfront")
 
@@ -538,7 +625,9 @@ def test_an_unlimited_shared_key_is_never_decremented(horde: TextHorde) -> None:
     assert (get_shared_key(key).kudos, get_shared_key(key).utilized) == (-1, 1)
 
 
-def test_an_empty_shared_key_asks_as_anonymous_behind_everybody_when_it_may(horde: TextHorde) -> None:
+def test_an_empty_shared_key_asks_as_anonymous_behind_everybody_when_it_may(
+    horde: TextHorde,
+) -> None:
     key = make_shared_key(make_user(kudos=50)[0], kudos=0)
     row = get_request(horde.queue(key, allow_downgrade=True))
     assert (row.user_id, row.extra_priority, row.sharedkey_id) == (ANONYMOUS_ID, -50, None)
@@ -571,7 +660,10 @@ def test_a_shared_keys_limit_of_tokens_holds(horde: TextHorde) -> None:
     key = make_shared_key(make_user()[0], max_text_tokens=79)
     assert refused(horde.ask(key)) == (400, "BadRequest")
     assert horde.ask(key, params={"max_length": 79}).status_code == 202
-    assert refused(horde.ask(make_shared_key(make_user()[0], max_text_tokens=0))) == (400, "BadRequest")
+    assert refused(horde.ask(make_shared_key(make_user()[0], max_text_tokens=0))) == (
+        400,
+        "BadRequest",
+    )
     assert count_rows(WaitingPrompt) == 1
 
 
@@ -592,13 +684,17 @@ def test_a_prompt_is_stored_as_sent(horde: TextHorde) -> None:
 
 def test_a_flagged_users_prompt_is_rewritten_and_kept_apart(horde: TextHorde) -> None:
     with transaction() as session:
-        session.execute(insert(Filter), {"regex": "dragon", "filter_type": 10, "replacement": "lizard"})
+        session.execute(
+            insert(Filter), {"regex": "dragon", "filter_type": 10, "replacement": "lizard"}
+        )
     forget_copies()
     _, key = make_user(UserRoleTypes.FLAGGED)
     request_id = horde.queue(key, prompt="A dragon.")
     with transaction() as session:
         stored = session.execute(
-            select(WaitingPrompt.prompt, WaitingPrompt.submitted_prompt).where(WaitingPrompt.id == request_id)
+            select(WaitingPrompt.prompt, WaitingPrompt.submitted_prompt).where(
+                WaitingPrompt.id == request_id
+            )
         ).one()
         session.execute(text("TRUNCATE filters"))
     assert tuple(stored) == ("A lizard", "A dragon.")
@@ -607,7 +703,10 @@ def test_a_flagged_users_prompt_is_rewritten_and_kept_apart(horde: TextHorde) ->
 def test_an_adult_model_keeps_the_prompt_among_adults(horde: TextHorde) -> None:
     row = get_request(horde.queue(models=[ADULT], prompt="She is 12 years old"))
     assert row.prompt == "She is adult"
-    assert get_request(horde.queue(models=[KNOWN], prompt="She is 12 years old")).prompt == "She is 12 years old"
+    assert (
+        get_request(horde.queue(models=[KNOWN], prompt="She is 12 years old")).prompt
+        == "She is 12 years old"
+    )
 
 
 # context_fit
@@ -624,7 +723,9 @@ def test_ignore_sends_a_long_prompt_unchanged(horde: TextHorde) -> None:
 @pytest.mark.parametrize(("length", "status"), [(1048, 202), (1049, 400)])
 def test_reject_refuses_what_does_not_fit(horde: TextHorde, length: int, status: int) -> None:
     serve()
-    answer = horde.ask(models=[KNOWN], prompt=PROMPT, params={"max_length": length}, context_fit="reject")
+    answer = horde.ask(
+        models=[KNOWN], prompt=PROMPT, params={"max_length": length}, context_fit="reject"
+    )
     assert answer.status_code == status
     assert answer.json.get("rc") == (None if status == 202 else "PromptExceedsContext")
 
@@ -635,24 +736,37 @@ def test_reject_refuses_what_does_not_fit(horde: TextHorde, length: int, status:
     (3000, 1049, 3000),
     (2049, 1049, 2049),
 ])  # fmt: skip
-def test_grow_takes_the_smallest_power_of_two_or_the_bound(horde: TextHorde, bound: int, length: int, context: int) -> None:
+def test_grow_takes_the_smallest_power_of_two_or_the_bound(
+    horde: TextHorde, bound: int, length: int, context: int
+) -> None:
     serve(max_context_length=bound)
-    row = get_request(horde.queue(models=[KNOWN], prompt=PROMPT, params={"max_length": length}, context_fit="grow"))
+    row = get_request(
+        horde.queue(
+            models=[KNOWN], prompt=PROMPT, params={"max_length": length}, context_fit="grow"
+        )
+    )
     assert (row.max_context_length, row.gen_payload["max_context_length"]) == (context, context)
 
 
 def test_grow_beyond_every_worker_is_refused(horde: TextHorde) -> None:
     serve(max_context_length=2048)
-    answer = horde.ask(models=[KNOWN], prompt=PROMPT, params={"max_length": 1049}, context_fit="grow")
+    answer = horde.ask(
+        models=[KNOWN], prompt=PROMPT, params={"max_length": 1049}, context_fit="grow"
+    )
     assert refused(answer) == (400, "PromptExceedsContext")
     change_worker_offline()
-    answer = horde.ask(models=[KNOWN], prompt=PROMPT, params={"max_length": 1049}, context_fit="grow")
+    answer = horde.ask(
+        models=[KNOWN], prompt=PROMPT, params={"max_length": 1049}, context_fit="grow"
+    )
     assert refused(answer) == (400, "PromptExceedsContext")
 
 
 def change_worker_offline() -> None:
     with transaction() as session:
-        session.execute(text("UPDATE workers SET last_check_in = :then, max_context_length = 8192"), {"then": minutes_ago(6)})
+        session.execute(
+            text("UPDATE workers SET last_check_in = :then, max_context_length = 8192"),
+            {"then": minutes_ago(6)},
+        )
     forget_copies()
 
 
@@ -665,7 +779,12 @@ def test_a_dry_run_answers_the_quote_and_leaves_nothing(horde: TextHorde) -> Non
     user_id, key = make_user(kudos=RICH)
     params = {"n": 2, "max_length": 5000, "max_context_length": 8192}
     answer = horde.ask(key, models=[KNOWN], params=params, dry_run=True)
-    quote = compute_text_quote(max_length=5000, max_context_length=8192, models=[(get_text_model_multiplier(KNOWN), True)], n=2)
+    quote = compute_text_quote(
+        max_length=5000,
+        max_context_length=8192,
+        models=[(get_text_model_multiplier(KNOWN), True)],
+        n=2,
+    )
     assert answer.status_code == 200
     assert answer.json == {
         "kudos": round_quote(quote),
@@ -684,11 +803,16 @@ def test_a_dry_run_answers_the_quote_and_leaves_nothing(horde: TextHorde) -> Non
 def test_a_dry_run_is_refused_as_the_request_would_be(horde: TextHorde) -> None:
     serve()
     assert refused(horde.ask("no such key", dry_run=True)) == (401, "InvalidAPIKey")
-    assert refused(horde.ask(models=[KNOWN], slow_workers=False, dry_run=True)) == (403, "KudosUpfront")
+    assert refused(horde.ask(models=[KNOWN], slow_workers=False, dry_run=True)) == (
+        403,
+        "KudosUpfront",
+    )
     assert refused(horde.ask(prompt="", dry_run=True)) == (400, "MissingPrompt")
 
 
-@pytest.mark.parametrize(("models", "known"), [([], False), (["unknown/model"], False), ([KNOWN, "unknown/model"], True)])
+@pytest.mark.parametrize(
+    ("models", "known"), [([], False), (["unknown/model"], False), ([KNOWN, "unknown/model"], True)]
+)
 def test_a_quote_follows_the_first_model(horde: TextHorde, models: list[str], known: bool) -> None:
     figures = [(get_text_model_multiplier(model), known) for model in models]
     quote = compute_text_quote(max_length=80, max_context_length=2048, models=figures, n=1)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""The periodic jobs on a real database: each does its work once, however often and wherever it runs."""
+"""The periodic jobs on a real database: each does its work once, however often and wherever it
+runs.
+"""
 
 import json
 import threading
@@ -16,7 +18,12 @@ from sqlalchemy import func, select
 from devtools.services import ServiceAddresses
 from horde import chat_signal, model_reference, redis_ctrl
 from horde.classes.base.kudos import KudosReservation, upfront_hold_id
-from horde.classes.base.stats import FulfillmentPerformance, ModelPerformance, TextGenState, TextGenStatistic
+from horde.classes.base.stats import (
+    FulfillmentPerformance,
+    ModelPerformance,
+    TextGenState,
+    TextGenStatistic,
+)
 from horde.classes.base.worker import WorkerPerformance
 from horde.clock import utcnow
 from horde.config import Config
@@ -67,7 +74,12 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Told]:
     events: list[Told] = []
 
     def publish(
-        wp_id: UUID, event: chat_signal.ChatEvent, count: int, *, fault_reason: str | None = None, fault_rc: str | None = None
+        wp_id: UUID,
+        event: chat_signal.ChatEvent,
+        count: int,
+        *,
+        fault_reason: str | None = None,
+        fault_rc: str | None = None,
     ) -> None:
         events.append((wp_id, event.value, count, fault_reason, fault_rc))
 
@@ -77,12 +89,20 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Told]:
 
 def hold(user_id: int, wp_id: UUID) -> None:
     with transaction() as session:
-        session.add(KudosReservation(user_id=user_id, business_id=upfront_hold_id(wp_id), amount=10))
+        session.add(
+            KudosReservation(user_id=user_id, business_id=upfront_hold_id(wp_id), amount=10)
+        )
 
 
 def is_held(wp_id: UUID) -> bool:
     with transaction() as session:
-        return bool(session.scalar(select(KudosReservation.active).where(KudosReservation.business_id == upfront_hold_id(wp_id))))
+        return bool(
+            session.scalar(
+                select(KudosReservation.active).where(
+                    KudosReservation.business_id == upfront_hold_id(wp_id)
+                )
+            )
+        )
 
 
 def count_rows(row_class: type) -> int:
@@ -118,13 +138,19 @@ def test_a_job_past_its_lease_goes_back_once(user_id: int, worker_id: UUID) -> N
     assert (job.faulted, request.n, request.faulted) == (True, 1, False)
     assert (worker.aborted_jobs, worker.uncompleted_jobs) == (1, 1)
     with transaction() as session:
-        assert [row.state for row in session.scalars(select(TextGenStatistic))] == [TextGenState.FAULTED]
+        assert [row.state for row in session.scalars(select(TextGenStatistic))] == [
+            TextGenState.FAULTED
+        ]
 
 
-def test_one_pass_aborts_every_stale_job(user_id: int, worker_id: UUID, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_pass_aborts_every_stale_job(
+    user_id: int, worker_id: UUID, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(threads, "STALE_JOBS_A_BATCH", 2)
     for _ in range(5):
-        make_job(make_request(user_id, n=0), worker_id, start_time=utcnow() - timedelta(seconds=151))
+        make_job(
+            make_request(user_id, n=0), worker_id, start_time=utcnow() - timedelta(seconds=151)
+        )
     assert threads.abort_stale_jobs() == 5
     assert threads.abort_stale_jobs() == 0
 
@@ -139,11 +165,15 @@ def test_two_hosts_give_a_stale_job_back_once(user_id: int, worker_id: UUID) -> 
     results = twice_at_once(threads.abort_stale_jobs)
 
     assert sum(int(str(result)) for result in results) == len(requests)
-    assert [request.n for wp_id in requests if (request := find_request(wp_id)) is not None] == [1] * len(requests)
+    assert [request.n for wp_id in requests if (request := find_request(wp_id)) is not None] == [
+        1
+    ] * len(requests)
     assert get_worker(worker_id).aborted_jobs == len(requests)
 
 
-def test_only_pending_real_jobs_past_their_own_lease_are_aborted(user_id: int, worker_id: UUID) -> None:
+def test_only_pending_real_jobs_past_their_own_lease_are_aborted(
+    user_id: int, worker_id: UUID
+) -> None:
     wp_id = make_request(user_id, n=0)
     started = utcnow() - timedelta(seconds=200)
     kept = [
@@ -154,7 +184,9 @@ def test_only_pending_real_jobs_past_their_own_lease_are_aborted(user_id: int, w
 
     assert threads.abort_stale_jobs() == 0
 
-    assert [job.faulted for job_id in kept if (job := find_job_row(job_id)) is not None] == [False] * 3
+    assert [job.faulted for job_id in kept if (job := find_job_row(job_id)) is not None] == [
+        False
+    ] * 3
     request = find_request(wp_id)
     assert request is not None
     assert request.n == 0
@@ -163,14 +195,23 @@ def test_only_pending_real_jobs_past_their_own_lease_are_aborted(user_id: int, w
 def test_a_nonconformant_reply_is_no_dropped_job(user_id: int, worker_id: UUID) -> None:
     wp_id = make_request(user_id, n=0, is_chat=True)
     started = utcnow() - timedelta(seconds=151)
-    make_job(wp_id, worker_id, start_time=started, chat_refusal_rc=ReturnCode.CHAT_SUBMIT_NONCONFORMANT.value)
+    make_job(
+        wp_id,
+        worker_id,
+        start_time=started,
+        chat_refusal_rc=ReturnCode.CHAT_SUBMIT_NONCONFORMANT.value,
+    )
     threads.abort_stale_jobs()
     worker = get_worker(worker_id)
     assert (worker.nonconformant_replies, worker.aborted_jobs, worker.uncompleted_jobs) == (1, 0, 0)
 
 
-def test_the_third_lapsed_lease_ends_a_chat_request(user_id: int, worker_id: UUID, told: list[Told]) -> None:
-    wp_id = make_request(user_id, n=0, is_chat=True, chat_fault_reason="Why", chat_fault_rc="ChatWorkerFault")
+def test_the_third_lapsed_lease_ends_a_chat_request(
+    user_id: int, worker_id: UUID, told: list[Told]
+) -> None:
+    wp_id = make_request(
+        user_id, n=0, is_chat=True, chat_fault_reason="Why", chat_fault_rc="ChatWorkerFault"
+    )
     hold(user_id, wp_id)
     for _ in range(2):
         make_job(wp_id, worker_id, faulted=True)
@@ -189,7 +230,9 @@ def test_the_third_lapsed_lease_ends_a_chat_request(user_id: int, worker_id: UUI
 # Requests that failed too often
 
 
-def test_a_request_over_the_limit_is_faulted_once(user_id: int, worker_id: UUID, told: list[Told]) -> None:
+def test_a_request_over_the_limit_is_faulted_once(
+    user_id: int, worker_id: UUID, told: list[Told]
+) -> None:
     wp_id = make_request(user_id, n=1, is_chat=True)
     text_id = make_request(user_id, n=1)
     for faulted_id in (wp_id, text_id):
@@ -200,12 +243,16 @@ def test_a_request_over_the_limit_is_faulted_once(user_id: int, worker_id: UUID,
     assert threads.fault_failing_requests() == 2
     assert threads.fault_failing_requests() == 0
 
-    assert [request.faulted for i in (wp_id, text_id) if (request := find_request(i)) is not None] == [True, True]
+    assert [
+        request.faulted for i in (wp_id, text_id) if (request := find_request(i)) is not None
+    ] == [True, True]
     assert not is_held(wp_id)
     assert told == [(wp_id, "faulted", 0, None, None)]
 
 
-def test_fakes_cancelled_jobs_and_finished_requests_do_not_fail(user_id: int, worker_id: UUID) -> None:
+def test_fakes_cancelled_jobs_and_finished_requests_do_not_fail(
+    user_id: int, worker_id: UUID
+) -> None:
     wp_id = make_request(user_id, n=1)
     for columns in ({}, {}, {"fake": True}, {"cancelled": True}):
         make_job(wp_id, worker_id, faulted=True, **columns)
@@ -228,8 +275,16 @@ def test_a_hold_stays_while_a_job_of_a_failed_request_runs(user_id: int, worker_
 # Expiry
 
 
-def test_an_expired_request_goes_with_its_hold_and_jobs(user_id: int, worker_id: UUID, told: list[Told]) -> None:
-    expired = make_request(user_id, expiry=utcnow() - timedelta(seconds=1), n=0, is_chat=True, chat_fault_rc="ChatSubmitInvalid")
+def test_an_expired_request_goes_with_its_hold_and_jobs(
+    user_id: int, worker_id: UUID, told: list[Told]
+) -> None:
+    expired = make_request(
+        user_id,
+        expiry=utcnow() - timedelta(seconds=1),
+        n=0,
+        is_chat=True,
+        chat_fault_rc="ChatSubmitInvalid",
+    )
     live = make_request(user_id)
     for wp_id in (expired, live):
         hold(user_id, wp_id)
@@ -253,8 +308,12 @@ def test_an_expired_request_goes_with_its_hold_and_jobs(user_id: int, worker_id:
         {"is_chat": False},
     ],
 )
-def test_an_ended_request_expires_silently(user_id: int, told: list[Told], columns: dict[str, object]) -> None:
-    wp_id = make_request(user_id, expiry=utcnow() - timedelta(seconds=1), **{"is_chat": True} | columns)
+def test_an_ended_request_expires_silently(
+    user_id: int, told: list[Told], columns: dict[str, object]
+) -> None:
+    wp_id = make_request(
+        user_id, expiry=utcnow() - timedelta(seconds=1), **{"is_chat": True} | columns
+    )
     assert threads.delete_expired_requests() == 1
     assert find_request(wp_id) is None
     assert told == []
@@ -286,12 +345,17 @@ def test_two_hosts_tell_of_an_expiry_once(user_id: int, told: list[Told]) -> Non
 
 
 def test_keys_of_stored_objects_are_collected(user_id: int) -> None:
-    images = [{"type": "image_url", "image_url": {"url": f"horde-r2://{name}.jpg"}} for name in ("a", "b")]
+    images = [
+        {"type": "image_url", "image_url": {"url": f"horde-r2://{name}.jpg"}} for name in ("a", "b")
+    ]
     messages = [
         {"role": "system", "content": "text"},
         {"role": "user", "content": [{"type": "text", "text": "look"}, *images]},
         {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
-        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}]},
+        {
+            "role": "user",
+            "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}],
+        },
     ]
     wp_id = make_request(user_id, is_chat=True, messages=messages, chat_messages_offloaded=True)
     text_id = make_request(user_id)
@@ -306,10 +370,19 @@ def test_keys_of_stored_objects_are_collected(user_id: int) -> None:
 def test_a_speed_is_the_mean_of_the_newest_samples(user_id: int) -> None:
     worker_id, idle = make_worker(user_id), make_worker(user_id, speed=7.0)
     with transaction() as session:
-        session.add_all(WorkerPerformance(worker_id=worker_id, performance=1000.0) for _ in range(5))
+        session.add_all(
+            WorkerPerformance(worker_id=worker_id, performance=1000.0) for _ in range(5)
+        )
         session.flush()
-        session.add_all(WorkerPerformance(worker_id=worker_id, performance=float(speed)) for speed in range(1, 21))
-        session.add(WorkerPerformance(worker_id=idle, performance=3.0, created=utcnow() - timedelta(seconds=181)))
+        session.add_all(
+            WorkerPerformance(worker_id=worker_id, performance=float(speed))
+            for speed in range(1, 21)
+        )
+        session.add(
+            WorkerPerformance(
+                worker_id=idle, performance=3.0, created=utcnow() - timedelta(seconds=181)
+            )
+        )
 
     assert samples.refresh_worker_speeds() == 1
     assert samples.refresh_worker_speeds() == 1
@@ -319,11 +392,17 @@ def test_a_speed_is_the_mean_of_the_newest_samples(user_id: int) -> None:
     assert count_rows(WorkerPerformance) == 21
 
 
-@pytest.mark.parametrize(("measured", "stored"), [((0.0,), 1.0), ((1.0,), 0.99), ((0.5, 1.5), 0.99), ((12.5,), 12.5)])
-def test_a_measured_speed_is_told_from_none(user_id: int, measured: tuple[float, ...], stored: float) -> None:
+@pytest.mark.parametrize(
+    ("measured", "stored"), [((0.0,), 1.0), ((1.0,), 0.99), ((0.5, 1.5), 0.99), ((12.5,), 12.5)]
+)
+def test_a_measured_speed_is_told_from_none(
+    user_id: int, measured: tuple[float, ...], stored: float
+) -> None:
     worker_id = make_worker(user_id, speed=50.0)
     with transaction() as session:
-        session.add_all(WorkerPerformance(worker_id=worker_id, performance=speed) for speed in measured)
+        session.add_all(
+            WorkerPerformance(worker_id=worker_id, performance=speed) for speed in measured
+        )
     samples.refresh_worker_speeds()
     assert get_worker(worker_id).speed == stored
 
@@ -332,7 +411,9 @@ def test_speeds_are_refreshed_in_batches(user_id: int, monkeypatch: pytest.Monke
     monkeypatch.setattr(samples, "WORKERS_A_BATCH", 2)
     worker_ids = [make_worker(user_id) for _ in range(5)]
     with transaction() as session:
-        session.add_all(WorkerPerformance(worker_id=worker_id, performance=4.0) for worker_id in worker_ids)
+        session.add_all(
+            WorkerPerformance(worker_id=worker_id, performance=4.0) for worker_id in worker_ids
+        )
     assert samples.refresh_worker_speeds() == 5
     assert {get_worker(worker_id).speed for worker_id in worker_ids} == {4.0}
 
@@ -341,9 +422,15 @@ def test_old_samples_are_dropped() -> None:
     now = utcnow()
     with transaction() as session:
         session.add_all(
-            FulfillmentPerformance(things=1, thing_type="text", created=now - timedelta(seconds=age)) for age in (50, 70)
+            FulfillmentPerformance(
+                things=1, thing_type="text", created=now - timedelta(seconds=age)
+            )
+            for age in (50, 70)
         )
-        session.add_all(ModelPerformance(model="m", performance=1, created=now - timedelta(minutes=age)) for age in (59, 61))
+        session.add_all(
+            ModelPerformance(model="m", performance=1, created=now - timedelta(minutes=age))
+            for age in (59, 61)
+        )
     threads.prune_samples()
     assert (count_rows(FulfillmentPerformance), count_rows(ModelPerformance)) == (1, 1)
 

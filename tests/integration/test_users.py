@@ -22,7 +22,13 @@ from devtools.services import ServiceAddresses
 from horde import db, redis_ctrl
 from horde.app import create_app
 from horde.classes.base.kudos import Account, Currency, EntryType, Movements
-from horde.classes.base.user import ANONYMOUS_KEY, User, UserRoleTypes, UserSharedKey, is_pseudonymous
+from horde.classes.base.user import (
+    ANONYMOUS_KEY,
+    User,
+    UserRoleTypes,
+    UserSharedKey,
+    is_pseudonymous,
+)
 from horde.classes.base.worker import Worker
 from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
 from horde.classes.kobold.worker import TextWorker
@@ -54,7 +60,9 @@ UNKNOWN_KEY = "abcdefghijklmnopqrstuv"
 def config(service_urls: ServiceAddresses) -> Config:
     """The settings of a horde with a database of this module's own; account 1 is its admin."""
     return Config(
-        database_url=make_database(service_urls.database_url, "accounts").replace("postgresql://", "postgresql+psycopg2://", 1),
+        database_url=make_database(service_urls.database_url, "accounts").replace(
+            "postgresql://", "postgresql+psycopg2://", 1
+        ),
         redis_url=service_urls.redis_url,
         secret_key="salt of the tests",
         admins=("admin#1",),
@@ -114,10 +122,14 @@ def person(admin: Person) -> Person:
     return make_person()
 
 
-def make_person(*roles: UserRoleTypes, username: str | None = None, oauth_id: str | None = None) -> Person:
+def make_person(
+    *roles: UserRoleTypes, username: str | None = None, oauth_id: str | None = None
+) -> Person:
     name = username or f"person {next(serial)}"
     with transaction() as session:
-        made = create_user(session, username=name, oauth_id=oauth_id or f"test_{uuid4().hex}", now=utcnow())
+        made = create_user(
+            session, username=name, oauth_id=oauth_id or f"test_{uuid4().hex}", now=utcnow()
+        )
         for role in roles:
             set_role(session, made.user.id, role, granted=True, now=utcnow())
         return Person(made.user.id, made.api_key, name)
@@ -138,8 +150,27 @@ def refusal(answer: TestResponse) -> tuple[int, str | None]:
 
 
 PUBLIC_FIELDS = {
-    *("username", "id", "kudos", "concurrency", "worker_invited", "moderator", "kudos_details", "worker_count", "styles"),
-    *("trusted", "flagged", "service", "education", "customizer", "deleted", "pseudonymous", "account_age"),
+    *(
+        "username",
+        "id",
+        "kudos",
+        "concurrency",
+        "worker_invited",
+        "moderator",
+        "kudos_details",
+        "worker_count",
+        "styles",
+    ),
+    *(
+        "trusted",
+        "flagged",
+        "service",
+        "education",
+        "customizer",
+        "deleted",
+        "pseudonymous",
+        "account_age",
+    ),
     *("usage", "contributions", "records"),
 }
 OWNER_FIELDS = {"worker_ids", "sharedkey_ids", "vpn", "special", "active_generations"}
@@ -153,7 +184,11 @@ def test_the_anonymous_account_is_there_from_the_start(client: FlaskClient) -> N
     answer = client.get("/api/v2/find_user", headers={"apikey": ANONYMOUS_KEY})
     assert answer.status_code == 200
     assert answer.json is not None
-    assert (answer.json["id"], answer.json["username"], answer.json["concurrency"]) == (0, "Anonymous#0", 500)
+    assert (answer.json["id"], answer.json["username"], answer.json["concurrency"]) == (
+        0,
+        "Anonymous#0",
+        500,
+    )
     assert answer.json["worker_ids"] == []
 
 
@@ -168,13 +203,20 @@ def test_find_user_shows_the_owner_part(client: FlaskClient, person: Person) -> 
     assert answer.json["active_generations"] == {"text": [], "image": [], "alchemy": []}
 
 
-def test_find_user_without_a_key_and_with_an_unknown_one(client: FlaskClient, admin: Person) -> None:
+def test_find_user_without_a_key_and_with_an_unknown_one(
+    client: FlaskClient, admin: Person
+) -> None:
     assert refusal(client.get("/api/v2/find_user")) == (401, "InvalidAPIKey")
     for key in (UNKNOWN_KEY, str(uuid4()), "ü" * 22, "x" * 5000):
-        assert refusal(client.get("/api/v2/find_user", headers={"apikey": key})) == (404, "UserNotFound")
+        assert refusal(client.get("/api/v2/find_user", headers={"apikey": key})) == (
+            404,
+            "UserNotFound",
+        )
 
 
-@pytest.mark.parametrize(("name", "suffix"), [(None, " (Shared Key)"), ("party", " (Shared Key: party)")])
+@pytest.mark.parametrize(
+    ("name", "suffix"), [(None, " (Shared Key)"), ("party", " (Shared Key: party)")]
+)
 def test_a_shared_key_finds_its_owner_as_everybody_sees_it(
     client: FlaskClient, person: Person, name: str | None, suffix: str
 ) -> None:
@@ -215,7 +257,9 @@ def test_a_change_elsewhere_reaches_this_process_through_redis(person: Person) -
     try:
         with transaction() as session:
             find_caller(session, person.api_key)
-            session.execute(text("UPDATE users SET concurrency = 77 WHERE id = :id"), {"id": person.id})
+            session.execute(
+                text("UPDATE users SET concurrency = 77 WHERE id = :id"), {"id": person.id}
+            )
         deadline = time.monotonic() + 5
         concurrency = 30
         while concurrency == 30 and time.monotonic() < deadline:
@@ -240,9 +284,15 @@ def test_a_wiped_account_is_found_by_nothing(client: FlaskClient, person: Person
         session.execute(text("DELETE FROM users WHERE id = :id"), {"id": person.id})
 
 
-def test_on_generate_routes_a_shared_key_acts_for_its_owner_with_a_fresh_budget(person: Person) -> None:
+def test_on_generate_routes_a_shared_key_acts_for_its_owner_with_a_fresh_budget(
+    person: Person,
+) -> None:
     with transaction() as session:
-        session.add(sharedkey := UserSharedKey(user_id=person.id, kudos=10, expiry=utcnow() - timedelta(days=1)))
+        session.add(
+            sharedkey := UserSharedKey(
+                user_id=person.id, kudos=10, expiry=utcnow() - timedelta(days=1)
+            )
+        )
         session.flush()
         for budget in (10, 3):
             sharedkey.kudos = budget
@@ -252,7 +302,10 @@ def test_on_generate_routes_a_shared_key_acts_for_its_owner_with_a_fresh_budget(
             assert caller.sharedkey is not None
             assert (caller.id, caller.sharedkey.kudos) == (person.id, budget)
             assert caller.sharedkey.is_expired(utcnow())
-            assert (caller.sharedkey.covers(Decimal(3)), caller.sharedkey.covers(Decimal("10.01"))) == (True, False)
+            assert (
+                caller.sharedkey.covers(Decimal(3)),
+                caller.sharedkey.covers(Decimal("10.01")),
+            ) == (True, False)
         assert find_caller(session, str(sharedkey.id)) is None
 
 
@@ -260,12 +313,20 @@ def test_on_generate_routes_a_shared_key_acts_for_its_owner_with_a_fresh_budget(
     ("budget", "charges", "left", "utilized"),
     [(100, ["10", "1.22"], 89, 11), (5, ["10"], 0, 10), (0, ["10"], 0, 0), (-1, ["10"], -1, 10)],
 )
-def test_charges_of_a_shared_key(person: Person, budget: int, charges: list[str], left: int, utilized: int) -> None:
+def test_charges_of_a_shared_key(
+    person: Person, budget: int, charges: list[str], left: int, utilized: int
+) -> None:
     with transaction() as session:
         session.add(sharedkey := UserSharedKey(user_id=person.id, kudos=budget))
         session.flush()
         for amount in charges:
-            assert count_statements(session, lambda amount=amount: charge_shared_key(session, sharedkey.id, Decimal(amount))) == 1
+            assert (
+                count_statements(
+                    session,
+                    lambda amount=amount: charge_shared_key(session, sharedkey.id, Decimal(amount)),
+                )
+                == 1
+            )
         session.refresh(sharedkey)
         assert (sharedkey.kudos, sharedkey.utilized) == (left, utilized)
 
@@ -291,7 +352,9 @@ def test_charges_at_once_are_all_counted(person: Person) -> None:
 # What an account is
 
 
-def test_each_privilege_sees_its_fields(client: FlaskClient, person: Person, moderator: Person) -> None:
+def test_each_privilege_sees_its_fields(
+    client: FlaskClient, person: Person, moderator: Person
+) -> None:
     other = make_person()
     for viewer, fields in (
         (None, PUBLIC_FIELDS),
@@ -309,14 +372,23 @@ def test_details_tell_workers_and_requests(client: FlaskClient, person: Person) 
         session.add(worker := TextWorker(user_id=person.id, name=f"worker {next(serial)}"))
         session.add_all(
             [
-                text_request := TextWaitingPrompt(user_id=person.id, prompt="x", n=1, jobs=1, active=True),
-                TextWaitingPrompt(user_id=person.id, prompt="x", n=1, jobs=1, active=True, is_chat=True),
+                text_request := TextWaitingPrompt(
+                    user_id=person.id, prompt="x", n=1, jobs=1, active=True
+                ),
+                TextWaitingPrompt(
+                    user_id=person.id, prompt="x", n=1, jobs=1, active=True, is_chat=True
+                ),
                 TextWaitingPrompt(user_id=person.id, prompt="x", n=0, jobs=1, active=True),
-                TextWaitingPrompt(user_id=person.id, prompt="x", n=1, jobs=1, active=True, faulted=True),
+                TextWaitingPrompt(
+                    user_id=person.id, prompt="x", n=1, jobs=1, active=True, faulted=True
+                ),
             ]
         )
         session.flush()
-    own, public = get(client, f"/users/{person.id}", person).json, get(client, f"/users/{person.id}").json
+    own, public = (
+        get(client, f"/users/{person.id}", person).json,
+        get(client, f"/users/{person.id}").json,
+    )
     assert own is not None
     assert public is not None
     assert own["worker_ids"] == [str(worker.id)]
@@ -331,14 +403,32 @@ def test_details_tell_workers_and_requests(client: FlaskClient, person: Person) 
 
 
 @pytest.mark.parametrize(
-    "user_id", ["2147483647", "2147483648", "99999999999999999999", "-1", "1.0", "1e3", "one", "٣", "%00", "1%20", "0x1", "'"]
+    "user_id",
+    [
+        "2147483647",
+        "2147483648",
+        "99999999999999999999",
+        "-1",
+        "1.0",
+        "1e3",
+        "one",
+        "٣",
+        "%00",
+        "1%20",
+        "0x1",
+        "'",
+    ],
 )
-def test_an_id_that_nobody_has_is_not_found(client: FlaskClient, person: Person, user_id: str) -> None:
+def test_an_id_that_nobody_has_is_not_found(
+    client: FlaskClient, person: Person, user_id: str
+) -> None:
     answer = client.get(f"/api/v2/users/{user_id}")
     assert answer.status_code in ({404, 400} if user_id == "%00" else {404})
     if user_id != "%00":
         assert refusal(answer) == (404, "UserNotFound")
-        changed = client.put(f"/api/v2/users/{user_id}", json={"public_workers": True}, headers=person.header)
+        changed = client.put(
+            f"/api/v2/users/{user_id}", json={"public_workers": True}, headers=person.header
+        )
         assert refusal(changed) == (404, "UserNotFound")
 
 
@@ -364,7 +454,9 @@ def test_details_with_an_unknown_key_are_refused(client: FlaskClient, person: Pe
         ({"generate_proxy_passkey": True}, "NonServiceForbidden"),
     ],
 )
-def test_an_owner_changes_little(client: FlaskClient, person: Person, body: dict[str, object], rc: str) -> None:
+def test_an_owner_changes_little(
+    client: FlaskClient, person: Person, body: dict[str, object], rc: str
+) -> None:
     assert refusal(put(client, person, body, person)) == (403, rc)
 
 
@@ -374,16 +466,27 @@ def test_a_moderator_is_no_admin(client: FlaskClient, person: Person, moderator:
 
 
 def test_nobody_changes_a_strangers_account(client: FlaskClient, person: Person) -> None:
-    assert refusal(put(client, make_person(), {"public_workers": True}, person)) == (403, "NotModerator")
+    assert refusal(put(client, make_person(), {"public_workers": True}, person)) == (
+        403,
+        "NotModerator",
+    )
 
 
 def test_the_anonymous_account_changes_nothing(client: FlaskClient, admin: Person) -> None:
     anonymous = Person(0, ANONYMOUS_KEY, "Anonymous")
-    assert refusal(put(client, 0, {"public_workers": False}, anonymous)) == (403, "AnonForbiddenUserMod")
+    assert refusal(put(client, 0, {"public_workers": False}, anonymous)) == (
+        403,
+        "AnonForbiddenUserMod",
+    )
 
 
-@pytest.mark.parametrize("body", [{}, {"unknown": 1}, {"reset_suspicion": True}, {"public_workers": None}, {"undelete": False}])
-def test_a_change_of_nothing_is_refused(client: FlaskClient, person: Person, body: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "body",
+    [{}, {"unknown": 1}, {"reset_suspicion": True}, {"public_workers": None}, {"undelete": False}],
+)
+def test_a_change_of_nothing_is_refused(
+    client: FlaskClient, person: Person, body: dict[str, object]
+) -> None:
     assert refusal(put(client, person, body, person)) == (400, "NoUserModSelected")
 
 
@@ -419,14 +522,25 @@ def test_a_change_needs_a_key_and_an_object(client: FlaskClient, person: Person)
     missing = client.put(f"/api/v2/users/{person.id}", json={"public_workers": True})
     assert missing.json is not None
     assert (missing.status_code, list(missing.json["errors"])) == (400, ["apikey"])
-    unknown = client.put(f"/api/v2/users/{person.id}", json={"public_workers": True}, headers={"apikey": UNKNOWN_KEY})
+    unknown = client.put(
+        f"/api/v2/users/{person.id}", json={"public_workers": True}, headers={"apikey": UNKNOWN_KEY}
+    )
     assert refusal(unknown) == (401, "InvalidAPIKey")
     assert refusal(put(client, person, [], person)) == (400, "BadRequest")
 
 
 def test_an_owner_changes_name_contact_and_visibility(client: FlaskClient, person: Person) -> None:
-    answer = put(client, person, {"username": "  new <b>name ", "contact": "me@example.org", "public_workers": True}, person)
-    assert answer.json == {"username": "new bname", "contact": "me@example.org", "public_workers": True}
+    answer = put(
+        client,
+        person,
+        {"username": "  new <b>name ", "contact": "me@example.org", "public_workers": True},
+        person,
+    )
+    assert answer.json == {
+        "username": "new bname",
+        "contact": "me@example.org",
+        "public_workers": True,
+    }
     details = get(client, f"/users/{person.id}", person).json
     assert details is not None
     assert (details["username"], details["contact"]) == (f"new bname#{person.id}", "me@example.org")
@@ -436,7 +550,9 @@ def test_a_long_name_is_refused(client: FlaskClient, person: Person) -> None:
     assert refusal(put(client, person, {"username": "x" * 31}, person)) == (400, "TooLongUserName")
 
 
-def test_a_moderator_grants_and_revokes(client: FlaskClient, person: Person, moderator: Person) -> None:
+def test_a_moderator_grants_and_revokes(
+    client: FlaskClient, person: Person, moderator: Person
+) -> None:
     roles = ("trusted", "flagged", "customizer", "vpn", "service", "special")
     granted = put(client, person, {**dict.fromkeys(roles, True), "worker_invited": 3.0}, moderator)
     assert granted.json == {**dict.fromkeys(roles, True), "worker_invited": 3}
@@ -453,29 +569,46 @@ def test_the_anonymous_account_holds_no_role(client: FlaskClient, moderator: Per
     assert refusal(put(client, 0, {"trusted": True}, moderator)) == (403, "AnonForbiddenUserMod")
 
 
-def test_an_admin_makes_a_moderator_who_is_trusted(client: FlaskClient, person: Person, admin: Person) -> None:
+def test_an_admin_makes_a_moderator_who_is_trusted(
+    client: FlaskClient, person: Person, admin: Person
+) -> None:
     assert put(client, person, {"moderator": True}, admin).json == {"moderator": True}
     details = get(client, f"/users/{person.id}").json
     assert details is not None
     assert (details["moderator"], details["trusted"]) == (True, True)
 
 
-def test_trust_lets_paused_workers_work_and_drains_the_escrow(client: FlaskClient, person: Person, moderator: Person) -> None:
-    escrow = Currency(user_id=person.id, entry_type=EntryType.GENERATION, amount=Decimal(60), account=Account.ESCROW)
+def test_trust_lets_paused_workers_work_and_drains_the_escrow(
+    client: FlaskClient, person: Person, moderator: Person
+) -> None:
+    escrow = Currency(
+        user_id=person.id,
+        entry_type=EntryType.GENERATION,
+        amount=Decimal(60),
+        account=Account.ESCROW,
+    )
     with transaction() as session:
-        session.add(worker := TextWorker(user_id=person.id, name=f"worker {next(serial)}", paused=True))
+        session.add(
+            worker := TextWorker(user_id=person.id, name=f"worker {next(serial)}", paused=True)
+        )
         append_movements(session, uuid4(), Movements(currencies=(escrow,)), utcnow())
     fold_postings()
     put(client, person, {"trusted": True}, moderator)
     fold_postings()
     details = get(client, f"/users/{person.id}", moderator).json
     assert details is not None
-    assert (details["kudos"], details["evaluating_kudos"], details["kudos_details"]["accumulated"]) == (85, 0, 60)
+    assert (
+        details["kudos"],
+        details["evaluating_kudos"],
+        details["kudos_details"]["accumulated"],
+    ) == (85, 0, 60)
     with transaction() as session:
         assert session.get_one(Worker, worker.id).paused is False
 
 
-def test_education_raises_the_concurrency_and_its_end_lowers_it(client: FlaskClient, person: Person, moderator: Person) -> None:
+def test_education_raises_the_concurrency_and_its_end_lowers_it(
+    client: FlaskClient, person: Person, moderator: Person
+) -> None:
     def concurrency_after(body: dict[str, object]) -> int:
         put(client, person, body, moderator)
         details = get(client, f"/users/{person.id}").json
@@ -488,7 +621,9 @@ def test_education_raises_the_concurrency_and_its_end_lowers_it(client: FlaskCli
     assert concurrency_after({"education": False}) == 90
 
 
-def test_an_admin_changes_balances_through_the_ledger(client: FlaskClient, person: Person, admin: Person) -> None:
+def test_an_admin_changes_balances_through_the_ledger(
+    client: FlaskClient, person: Person, admin: Person
+) -> None:
     assert put(client, person, {"kudos": 150.5}, admin).json == {"new_kudos": 150.5}
     assert put(client, person, {"kudos": -50}, admin).json == {"new_kudos": 100.5}
     fold_postings()
@@ -506,7 +641,9 @@ def test_monthly_kudos_are_paid_at_once_when_they_grow(
     details = get(client, f"/users/{person.id}", moderator).json
     assert details is not None
     assert (details["kudos"], details["kudos_details"]["recurring"]) == (300, 300)
-    assert re.fullmatch(r"\w{3}, \d\d \w{3} \d{4} \d\d:\d\d:\d\d \+0000", details["monthly_kudos"]["last_received"])
+    assert re.fullmatch(
+        r"\w{3}, \d\d \w{3} \d{4} \d\d:\d\d:\d\d \+0000", details["monthly_kudos"]["last_received"]
+    )
 
 
 def test_undelete_needs_an_account_marked_for_deletion(client: FlaskClient, person: Person) -> None:
@@ -522,7 +659,9 @@ def test_undelete_needs_an_account_marked_for_deletion(client: FlaskClient, pers
 
 def test_a_passkey_speaks_for_clients_until_it_is_replaced(client: FlaskClient) -> None:
     service = make_person(UserRoleTypes.SERVICE)
-    answers = [put(client, service, {"generate_proxy_passkey": True}, service).json for _ in range(2)]
+    answers = [
+        put(client, service, {"generate_proxy_passkey": True}, service).json for _ in range(2)
+    ]
     old, new = (answer["proxy_passkey"] for answer in answers if answer is not None)
     assert len(new) == 16
     assert resolve_client_address("192.0.2.1", "2001:DB8::1", new) == "2001:db8::1"
@@ -545,7 +684,9 @@ def test_a_barred_service_speaks_for_nobody(role: UserRoleTypes) -> None:
 # Accounts for tests
 
 
-def test_a_test_account_is_made_once_and_then_gets_a_new_key(client: FlaskClient, admin: Person) -> None:
+def test_a_test_account_is_made_once_and_then_gets_a_new_key(
+    client: FlaskClient, admin: Person
+) -> None:
     body = {"username": "tester", "oauth_id": f"tests_{uuid4().hex}"}
     first = client.post("/api/v2/dev/test-user", json=body)
     assert first.json is not None
@@ -562,9 +703,16 @@ def test_a_test_account_is_made_once_and_then_gets_a_new_key(client: FlaskClient
     }
     second = client.post("/api/v2/dev/test-user", json={**body, "moderator": False, "kudos": 50})
     assert second.json is not None
-    assert (second.status_code, second.json["created"], second.json["user_id"]) == (200, False, first.json["user_id"])
+    assert (second.status_code, second.json["created"], second.json["user_id"]) == (
+        200,
+        False,
+        first.json["user_id"],
+    )
     for answer, status in ((first.json, 404), (second.json, 200)):
-        assert client.get("/api/v2/find_user", headers={"apikey": answer["api_key"]}).status_code == status
+        assert (
+            client.get("/api/v2/find_user", headers={"apikey": answer["api_key"]}).status_code
+            == status
+        )
     details = get(client, f"/users/{first.json['user_id']}").json
     assert details is not None
     assert (details["kudos"], details["moderator"], details["trusted"]) == (50, False, True)
@@ -574,11 +722,20 @@ def test_test_accounts_are_for_this_machine(client: FlaskClient, admin: Person) 
     far = client.post("/api/v2/dev/test-user", json={}, environ_base={"REMOTE_ADDR": "192.0.2.1"})
     assert refusal(far) == (403, "Forbidden")
     for address in ("::1", "::ffff:127.0.0.1", "127.0.0.9"):
-        assert client.post("/api/v2/dev/test-user", json={}, environ_base={"REMOTE_ADDR": address}).status_code == 201
+        assert (
+            client.post(
+                "/api/v2/dev/test-user", json={}, environ_base={"REMOTE_ADDR": address}
+            ).status_code
+            == 201
+        )
 
 
-def test_test_accounts_are_off_unless_switched_on(application: Any, config: Config, client: FlaskClient) -> None:
-    switched_off = Config(database_url=config.database_url, redis_url=config.redis_url, secret_key=config.secret_key)
+def test_test_accounts_are_off_unless_switched_on(
+    application: Any, config: Config, client: FlaskClient
+) -> None:
+    switched_off = Config(
+        database_url=config.database_url, redis_url=config.redis_url, secret_key=config.secret_key
+    )
     application.extensions["horde.config"] = switched_off
     try:
         assert client.post("/api/v2/dev/test-user", json={}).status_code == 404
@@ -598,9 +755,16 @@ def test_the_form_is_a_plain_page(client: FlaskClient, admin: Person) -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "name"), [("", "Pseudonymous"), ("  Ada  <Lovelace> ", "Ada Lovelace"), ("<script>alert(1)", "scriptalert(1)")]
+    ("typed", "name"),
+    [
+        ("", "Pseudonymous"),
+        ("  Ada  <Lovelace> ", "Ada Lovelace"),
+        ("<script>alert(1)", "scriptalert(1)"),
+    ],
 )
-def test_registering_shows_a_key_that_works(client: FlaskClient, admin: Person, typed: str, name: str) -> None:
+def test_registering_shows_a_key_that_works(
+    client: FlaskClient, admin: Person, typed: str, name: str
+) -> None:
     page = client.post("/register", data={"username": typed})
     assert (page.status_code, page.headers["Cache-Control"]) == (200, "no-store")
     key = re.search(r'class="key"[^>]*>([A-Za-z0-9_-]{22})<', page.text)
@@ -646,17 +810,28 @@ def test_names_are_escaped_on_the_page(client: FlaskClient, admin: Person) -> No
 
 
 def test_user_create_prints_the_account(
-    application: Any, config: Config, run: Callable[..., tuple[int, Any]], client: FlaskClient, admin: Person
+    application: Any,
+    config: Config,
+    run: Callable[..., tuple[int, Any]],
+    client: FlaskClient,
+    admin: Person,
 ) -> None:
     code, made = run("user", "create", "--username", "demo", "--trusted", "--kudos", "500")
     assert code == 0
     assert made.keys() == {"id", "alias", "api_key"}
     found = client.get("/api/v2/find_user", headers={"apikey": made["api_key"]}).json
     assert found is not None
-    assert (found["username"], found["kudos"], found["trusted"], found["pseudonymous"]) == (made["alias"], 500, True, False)
+    assert (found["username"], found["kudos"], found["trusted"], found["pseudonymous"]) == (
+        made["alias"],
+        500,
+        True,
+        False,
+    )
 
 
-def test_user_role_and_kudos_take_an_id_or_an_alias(run: Callable[..., tuple[int, Any]], person: Person) -> None:
+def test_user_role_and_kudos_take_an_id_or_an_alias(
+    run: Callable[..., tuple[int, Any]], person: Person
+) -> None:
     assert run("user", "role", person.alias, "moderator") == (
         0,
         {"id": person.id, "alias": person.alias, "roles": ["moderator", "trusted"]},
@@ -667,13 +842,17 @@ def test_user_role_and_kudos_take_an_id_or_an_alias(run: Callable[..., tuple[int
     assert run("user", "kudos", person.alias, "-20")[1]["kudos"] == 104.5
 
 
-def test_commands_refuse_users_that_are_not_there(run: Callable[..., tuple[int, Any]], admin: Person) -> None:
+def test_commands_refuse_users_that_are_not_there(
+    run: Callable[..., tuple[int, Any]], admin: Person
+) -> None:
     for name in ("nobody#12345", "nobody#1", "999999999999999", ""):
         assert run("user", "kudos", name, "1") == (1, None)
     assert run("user", "role", "0", "trusted") == (1, None)
 
 
-def test_kudos_audit_answers_with_its_exit_code(run: Callable[..., tuple[int, Any]], person: Person) -> None:
+def test_kudos_audit_answers_with_its_exit_code(
+    run: Callable[..., tuple[int, Any]], person: Person
+) -> None:
     run("user", "kudos", str(person.id), "40")
     code, report = run("kudos", "audit")
     assert (code, report["discrepancies"]) == (0, [])
@@ -681,14 +860,19 @@ def test_kudos_audit_answers_with_its_exit_code(run: Callable[..., tuple[int, An
         session.execute(text("UPDATE users SET kudos = 41 WHERE id = :id"), {"id": person.id})
     code, report = run("kudos", "audit")
     assert code == 1
-    assert report["discrepancies"] == [{"kind": "shown_balance", "subject": str(person.id), "expected": "40", "found": "41"}]
+    assert report["discrepancies"] == [
+        {"kind": "shown_balance", "subject": str(person.id), "expected": "40", "found": "41"}
+    ]
     with transaction() as session:
         session.execute(text("UPDATE users SET kudos = 40 WHERE id = :id"), {"id": person.id})
 
 
 @pytest.fixture
 def run(
-    application: Any, config: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    application: Any,
+    config: Config,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> Iterator[Callable[..., tuple[int, Any]]]:
     """Run a command of `horde` in this process: its exit code and the JSON on its stdout."""
     connected = (db._State.engine, db._State.sessions, db._State.reading_sessions)
@@ -718,7 +902,10 @@ def set_raid(raid: bool) -> None:
     with transaction() as session:
         session.execute(text("DELETE FROM settings"))
         session.execute(
-            text("INSERT INTO settings (raid, invite_only, maintenance) VALUES (:raid, false, false)"), {"raid": raid}
+            text(
+                "INSERT INTO settings (raid, invite_only, maintenance) VALUES (:raid, false, false)"
+            ),
+            {"raid": raid},
         )
 
 

@@ -76,7 +76,10 @@ def test_a_censored_generation_is_told_as_such(horde: TextHorde, sender: Keeping
     horde.queue(webhook=ADDRESS)
     horde.submit(key, horde.take_job(key), "", state="csam")
     told = sender.read_bodies()[0]
-    assert (told["state"], told["gen_metadata"]) == ("csam", [{"type": "censorship", "value": "csam"}])
+    assert (told["state"], told["gen_metadata"]) == (
+        "csam",
+        [{"type": "censorship", "value": "csam"}],
+    )
 
 
 def test_a_fault_is_not_told(horde: TextHorde, sender: KeepingSender) -> None:
@@ -91,7 +94,11 @@ def test_a_fake_generation_is_not_told(horde: TextHorde, sender: KeepingSender) 
     horde.queue(webhook=ADDRESS)
     job_id = horde.take_job(key)
     with transaction() as session:
-        session.execute(update(ProcessingGeneration).where(ProcessingGeneration.id == UUID(job_id)).values(fake=True))
+        session.execute(
+            update(ProcessingGeneration)
+            .where(ProcessingGeneration.id == UUID(job_id))
+            .values(fake=True)
+        )
     assert horde.submit(key, job_id).status_code == 200
     assert sender.kept == []
 
@@ -104,6 +111,8 @@ def test_a_request_without_a_webhook_is_not_told(horde: TextHorde, sender: Keepi
 
 
 @pytest.mark.parametrize("address", ["http://hook.example/", "hook.example", ""])
-def test_a_webhook_that_is_not_https_is_refused(horde: TextHorde, sender: KeepingSender, address: str) -> None:
+def test_a_webhook_that_is_not_https_is_refused(
+    horde: TextHorde, sender: KeepingSender, address: str
+) -> None:
     answer = horde.ask(webhook=address)
     assert (answer.status_code, (answer.json or {}).get("rc")) == (400, "BadRequest")

@@ -90,19 +90,25 @@ def moderator(app: Flask) -> dict[str, str]:
     return {"apikey": make_user(UserRoleTypes.MODERATOR, UserRoleTypes.TRUSTED)[1]}
 
 
-def get_details(client: FlaskClient, worker_id: UUID, headers: dict[str, str] | None = None) -> dict[str, Any]:
+def get_details(
+    client: FlaskClient, worker_id: UUID, headers: dict[str, str] | None = None
+) -> dict[str, Any]:
     answer = client.get(f"/api/v2/workers/{worker_id}", headers=headers)
     assert answer.status_code == 200, answer.json
     assert isinstance(answer.json, dict)
     return answer.json
 
 
-def change(client: FlaskClient, worker_id: object, headers: dict[str, str], **body: object) -> tuple[int, Any]:
+def change(
+    client: FlaskClient, worker_id: object, headers: dict[str, str], **body: object
+) -> tuple[int, Any]:
     answer = client.put(f"/api/v2/workers/{worker_id}", json=body, headers=headers)
     return answer.status_code, answer.json if answer.status_code == 200 else answer.json["rc"]
 
 
-def test_everybody_sees_the_public_details(client: FlaskClient, owner: tuple[int, dict[str, str]]) -> None:
+def test_everybody_sees_the_public_details(
+    client: FlaskClient, owner: tuple[int, dict[str, str]]
+) -> None:
     worker_id = make_chat_worker(
         owner[0],
         name="my worker",
@@ -145,29 +151,44 @@ def test_everybody_sees_the_public_details(client: FlaskClient, owner: tuple[int
         "chat": {
             "model_id": "a/model",
             "features": ["seed", "vision"],
-            "limits": {"max_context_length": 8192, "max_length": 1024, "tools_max_temperature": 0.7},
+            "limits": {
+                "max_context_length": 8192,
+                "max_length": 1024,
+                "tools_max_temperature": 0.7,
+            },
             "image_transports": ["base64", "url"],
         },
     }
     assert client.get("/api/v2/workers/name/my%20worker").json == details
 
 
-def test_a_fresh_worker_shows_no_speed_and_no_nulls(client: FlaskClient, owner: tuple[int, dict[str, str]]) -> None:
+def test_a_fresh_worker_shows_no_speed_and_no_nulls(
+    client: FlaskClient, owner: tuple[int, dict[str, str]]
+) -> None:
     details = get_details(client, make_worker(owner[0]))
     assert details["performance"] == "No requests fulfilled yet"
     assert details.keys() == PUBLIC_KEYS
 
 
 def test_privilege_decides_what_more_is_seen(
-    client: FlaskClient, owner: tuple[int, dict[str, str]], stranger: dict[str, str], moderator: dict[str, str]
+    client: FlaskClient,
+    owner: tuple[int, dict[str, str]],
+    stranger: dict[str, str],
+    moderator: dict[str, str],
 ) -> None:
     worker_id = make_worker(owner[0], ipaddr="203.0.113.7", paused=True)
     with transaction() as session:
         session.execute(
-            text("INSERT INTO worker_messages (id, worker_id, user_id, message) VALUES (:id, :worker_id, :user_id, 'Hello')"),
+            text(
+                "INSERT INTO worker_messages (id, worker_id, user_id, message) VALUES (:id,"
+                " :worker_id, :user_id, 'Hello')"
+            ),
             {"id": uuid4(), "worker_id": worker_id, "user_id": owner[0]},
         )
-        session.execute(text("INSERT INTO worker_suspicions (worker_id, suspicion_id) VALUES (:id, 4)"), {"id": worker_id})
+        session.execute(
+            text("INSERT INTO worker_suspicions (worker_id, suspicion_id) VALUES (:id, 4)"),
+            {"id": worker_id},
+        )
 
     assert get_details(client, worker_id).keys() == PUBLIC_KEYS
     assert get_details(client, worker_id, stranger).keys() == PUBLIC_KEYS
@@ -185,15 +206,26 @@ def test_an_owner_may_be_shown_to_everybody(client: FlaskClient) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["not-an-id", "5e4f7a60-0000-4000-8000-000000000000", "name/nobody", "name/no/body", "name/%C3%A9%FF"]
+    "path",
+    [
+        "not-an-id",
+        "5e4f7a60-0000-4000-8000-000000000000",
+        "name/nobody",
+        "name/no/body",
+        "name/%C3%A9%FF",
+    ],
 )
 def test_an_unknown_worker_is_not_found(client: FlaskClient, path: str) -> None:
     answer = client.get(f"/api/v2/workers/{path}")
     assert (answer.status_code, answer.json["rc"]) == (404, "WorkerNotFound")
 
 
-def test_the_list_holds_online_workers(client: FlaskClient, owner: tuple[int, dict[str, str]], moderator: dict[str, str]) -> None:
-    first = make_worker(owner[0], name="First One", ipaddr="203.0.113.7", created=utcnow() - timedelta(days=1))
+def test_the_list_holds_online_workers(
+    client: FlaskClient, owner: tuple[int, dict[str, str]], moderator: dict[str, str]
+) -> None:
+    first = make_worker(
+        owner[0], name="First One", ipaddr="203.0.113.7", created=utcnow() - timedelta(days=1)
+    )
     second = make_worker(owner[0], maintenance=True)
     make_worker(owner[0], last_check_in=utcnow() - timedelta(seconds=301))
 
@@ -210,7 +242,9 @@ def test_the_list_holds_online_workers(client: FlaskClient, owner: tuple[int, di
     assert client.get("/api/v2/workers?type=sound").status_code == 400
 
 
-def test_processes_show_the_published_list(client: FlaskClient, owner: tuple[int, dict[str, str]]) -> None:
+def test_processes_show_the_published_list(
+    client: FlaskClient, owner: tuple[int, dict[str, str]]
+) -> None:
     worker_id = make_chat_worker(owner[0])
     threads.publish_workers()
     make_worker(owner[0])
@@ -222,19 +256,30 @@ def test_processes_show_the_published_list(client: FlaskClient, owner: tuple[int
 def test_an_owner_changes_a_worker(client: FlaskClient, owner: tuple[int, dict[str, str]]) -> None:
     worker_id = make_worker(owner[0], name="old name")
     get_details(client, worker_id)
-    sent = {"maintenance": True, "maintenance_msg": "Back at noon", "info": "Fast", "name": "new name"}
+    sent = {
+        "maintenance": True,
+        "maintenance_msg": "Back at noon",
+        "info": "Fast",
+        "name": "new name",
+    }
 
     assert change(client, worker_id, owner[1], **sent, paused=None, unknown=1) == (200, sent)
 
     details = get_details(client, worker_id)
-    assert (details["name"], details["info"], details["maintenance_mode"]) == ("new name", "Fast", True)
+    assert (details["name"], details["info"], details["maintenance_mode"]) == (
+        "new name",
+        "Fast",
+        True,
+    )
     assert client.get("/api/v2/workers/name/old name").status_code == 404
     assert get_worker(worker_id).maintenance_msg == "Back at noon"
     assert change(client, worker_id, owner[1], maintenance=False) == (200, {"maintenance": False})
     assert get_worker(worker_id).maintenance_msg == DEFAULT_MAINTENANCE_MESSAGE
 
 
-def test_an_owner_joins_and_leaves_a_team(client: FlaskClient, owner: tuple[int, dict[str, str]]) -> None:
+def test_an_owner_joins_and_leaves_a_team(
+    client: FlaskClient, owner: tuple[int, dict[str, str]]
+) -> None:
     worker_id, team_id = make_worker(owner[0]), uuid4()
     with transaction() as session:
         session.execute(
@@ -266,22 +311,38 @@ def test_an_owner_joins_and_leaves_a_team(client: FlaskClient, owner: tuple[int,
     ],
 )
 def test_a_change_that_cannot_be_is_refused_whole(
-    client: FlaskClient, owner: tuple[int, dict[str, str]], body: dict[str, Any], status: int, rc: str
+    client: FlaskClient,
+    owner: tuple[int, dict[str, str]],
+    body: dict[str, Any],
+    status: int,
+    rc: str,
 ) -> None:
     make_worker(owner[0], name="taken name")
     worker_id = make_worker(owner[0], name="own name")
-    assert change(client, worker_id, owner[1], **({"maintenance": True} | body if body.get("name") else body)) == (status, rc)
+    assert change(
+        client, worker_id, owner[1], **({"maintenance": True} | body if body.get("name") else body)
+    ) == (status, rc)
     worker = get_worker(worker_id)
-    assert (worker.name, worker.info, worker.maintenance, worker.paused) == ("own name", None, False, False)
+    assert (worker.name, worker.info, worker.maintenance, worker.paused) == (
+        "own name",
+        None,
+        False,
+        False,
+    )
 
 
-def test_a_worker_keeps_its_own_name(client: FlaskClient, owner: tuple[int, dict[str, str]]) -> None:
+def test_a_worker_keeps_its_own_name(
+    client: FlaskClient, owner: tuple[int, dict[str, str]]
+) -> None:
     worker_id = make_worker(owner[0], name="own name")
     assert change(client, worker_id, owner[1], name="own name") == (200, {"name": "own name"})
 
 
 def test_others_may_not_change_a_worker(
-    client: FlaskClient, owner: tuple[int, dict[str, str]], stranger: dict[str, str], moderator: dict[str, str]
+    client: FlaskClient,
+    owner: tuple[int, dict[str, str]],
+    stranger: dict[str, str],
+    moderator: dict[str, str],
 ) -> None:
     worker_id = make_worker(owner[0])
     assert change(client, worker_id, stranger, maintenance=True) == (403, "NotOwner")
@@ -289,16 +350,25 @@ def test_others_may_not_change_a_worker(
     assert change(client, worker_id, stranger, name="another name") == (403, "NotModerator")
     assert change(client, worker_id, stranger, paused=True) == (403, "NotModerator")
     assert change(client, worker_id, ANONYMOUS, maintenance=True) == (403, "AnonForbiddenWorker")
-    assert change(client, worker_id, {"apikey": "nobody's"}, maintenance=True) == (401, "InvalidAPIKey")
+    assert change(client, worker_id, {"apikey": "nobody's"}, maintenance=True) == (
+        401,
+        "InvalidAPIKey",
+    )
     assert change(client, worker_id, {}, maintenance=True) == (400, "BadRequest")
     assert change(client, uuid4(), stranger, maintenance=True) == (404, "WorkerNotFound")
-    assert change(client, worker_id, moderator, paused=True, maintenance=True) == (200, {"paused": True, "maintenance": True})
+    assert change(client, worker_id, moderator, paused=True, maintenance=True) == (
+        200,
+        {"paused": True, "maintenance": True},
+    )
 
 
 def test_nobody_manages_the_workers_of_anonymous_as_anonymous(client: FlaskClient) -> None:
     worker_id = make_worker(0)
     assert change(client, worker_id, ANONYMOUS, maintenance=True) == (403, "AnonForbiddenWorker")
-    assert "owner" not in get_details(client, worker_id, ANONYMOUS) or get_details(client, worker_id)["owner"]
+    assert (
+        "owner" not in get_details(client, worker_id, ANONYMOUS)
+        or get_details(client, worker_id)["owner"]
+    )
 
 
 def test_a_worker_is_deleted_when_no_job_refers_to_it(
@@ -322,7 +392,9 @@ def test_a_worker_is_deleted_when_no_job_refers_to_it(
     assert client.get(f"/api/v2/workers/{worker_id}").status_code == 404
 
 
-def test_a_name_with_slashes_is_found(client: FlaskClient, owner: tuple[int, dict[str, str]]) -> None:
+def test_a_name_with_slashes_is_found(
+    client: FlaskClient, owner: tuple[int, dict[str, str]]
+) -> None:
     make_worker(owner[0], name="a/b c?é")
     for path in (quote("a/b c?é"), quote("a/b c?é", safe="")):
         assert client.get(f"/api/v2/workers/name/{path}").json["name"] == "a/b c?é"
@@ -331,9 +403,17 @@ def test_a_name_with_slashes_is_found(client: FlaskClient, owner: tuple[int, dic
 def test_a_new_name_and_info_are_shown_without_markup_and_control_characters(app: Flask) -> None:
     owner_id, key = make_user()
     worker_id = make_worker(owner_id)
-    body = {"name": "<b>\u202ea new\x07</b> name", "info": "<script>x", "maintenance_msg": "back\n<i>soon</i>"}
-    answer = app.test_client().put(f"/api/v2/workers/{worker_id}", json=body, headers={"apikey": key})
+    body = {
+        "name": "<b>\u202ea new\x07</b> name",
+        "info": "<script>x",
+        "maintenance_msg": "back\n<i>soon</i>",
+    }
+    answer = app.test_client().put(
+        f"/api/v2/workers/{worker_id}", json=body, headers={"apikey": key}
+    )
     assert answer.status_code == 200, answer.json
     assert answer.json == {"name": "a new name", "info": "x", "maintenance_msg": "back soon"}
-    refused = app.test_client().put(f"/api/v2/workers/{worker_id}", json={"name": "\u200b" * 9}, headers={"apikey": key})
+    refused = app.test_client().put(
+        f"/api/v2/workers/{worker_id}", json={"name": "\u200b" * 9}, headers={"apikey": key}
+    )
     assert (refused.status_code, refused.json["rc"]) == (400, "BadRequest")

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Talking to the text routes as requesters and workers do, and reading what they left in the database."""
+"""Talking to the text routes as requesters and workers do, and reading what they left in the
+database.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,7 +51,9 @@ STATUS_KEYS = {
 
 
 class TextHorde:
-    """The text routes of an application; `Any` is the response of the call, whose body a test may look into as it is."""
+    """The text routes of an application; `Any` is the response of the call, whose body a test may
+    look into as it is.
+    """
 
     def __init__(self, app: Flask) -> None:
         self.app = app
@@ -61,10 +65,15 @@ class TextHorde:
         if not isinstance(body, bytes):
             options = {"json": body}
         return self.app.test_client().post(
-            f"/api/v2/generate/text/{path}", headers=sent, environ_base={"REMOTE_ADDR": address}, **options
+            f"/api/v2/generate/text/{path}",
+            headers=sent,
+            environ_base={"REMOTE_ADDR": address},
+            **options,
         )
 
-    def ask(self, key: str | None = ANONYMOUS_KEY, headers: dict[str, str] | None = None, **body: Any) -> Any:
+    def ask(
+        self, key: str | None = ANONYMOUS_KEY, headers: dict[str, str] | None = None, **body: Any
+    ) -> Any:
         """Queue a request; keyword arguments are body keys beside a prompt."""
         return self.post("async", {"prompt": "Once upon a time", **body}, key, **(headers or {}))
 
@@ -74,9 +83,17 @@ class TextHorde:
         assert answer.status_code == 202, answer.json
         return str(answer.json["id"])
 
-    def pop(self, key: str, name: str = "a worker", headers: dict[str, str] | None = None, **body: Any) -> Any:
+    def pop(
+        self, key: str, name: str = "a worker", headers: dict[str, str] | None = None, **body: Any
+    ) -> Any:
         """A worker's pop with a generous declaration."""
-        declared = {"name": name, "models": [KNOWN], "max_length": 512, "max_context_length": 4096, "bridge_agent": KCPP_AGENT}
+        declared = {
+            "name": name,
+            "models": [KNOWN],
+            "max_length": 512,
+            "max_context_length": 4096,
+            "bridge_agent": KCPP_AGENT,
+        }
         return self.post("pop", declared | body, key, **(headers or {}))
 
     def take(self, key: str, name: str = "a worker", **body: Any) -> dict[str, Any]:
@@ -93,7 +110,9 @@ class TextHorde:
         return str(job["id"])
 
     def submit(self, key: str, job_id: str, generation: str = "and so on", **body: Any) -> Any:
-        return self.post("submit", {"id": job_id, "generation": generation, "state": "ok"} | body, key)
+        return self.post(
+            "submit", {"id": job_id, "generation": generation, "state": "ok"} | body, key
+        )
 
     def fault(self, key: str, job_id: str) -> Any:
         return self.submit(key, job_id, "faulted", state="faulted", seed=-1)
@@ -182,7 +201,9 @@ def require_worker(name: str) -> Worker:
 
 def change_request(request_id: str, **columns: Any) -> None:
     with transaction() as session:
-        session.execute(update(WaitingPrompt).where(WaitingPrompt.id == UUID(request_id)).values(**columns))
+        session.execute(
+            update(WaitingPrompt).where(WaitingPrompt.id == UUID(request_id)).values(**columns)
+        )
 
 
 def get_request(request_id: str) -> TextWaitingPrompt:
@@ -199,7 +220,9 @@ def list_postings(user_id: int, account: str = "balance") -> list[Decimal]:
     """Signed amounts against a user's balance since `forget_postings`, oldest first."""
     with transaction() as session:
         statement = select(KudosPosting.amount).where(
-            KudosPosting.user_id == user_id, KudosPosting.account == account, KudosPosting.id > _marks["postings"]
+            KudosPosting.user_id == user_id,
+            KudosPosting.account == account,
+            KudosPosting.id > _marks["postings"],
         )
         return list(session.scalars(statement.order_by(KudosPosting.id)))
 
@@ -213,7 +236,9 @@ def forget_postings() -> None:
 def list_holds() -> list[tuple[Decimal, bool]]:
     """(amount, is active) of every hold."""
     with transaction() as session:
-        rows = session.execute(select(KudosReservation.amount, KudosReservation.active).order_by(KudosReservation.id))
+        rows = session.execute(
+            select(KudosReservation.amount, KudosReservation.active).order_by(KudosReservation.id)
+        )
         return [(row.amount, row.active) for row in rows]
 
 

@@ -42,7 +42,9 @@ class Runs:
 
 
 class Scene:
-    """A background whose clock and leadership the test sets; a tick returns when what it started has ended."""
+    """A background whose clock and leadership the test sets; a tick returns when what it started
+    has ended.
+    """
 
     def __init__(self, *jobs: FakeJob) -> None:
         self.clock, self.is_leader = Clock(), True
@@ -94,7 +96,9 @@ def test_missed_periods_are_not_made_up_for(scenes: MakeScene) -> None:
 
 def test_only_the_leader_runs_the_jobs_of_the_leader(scenes: MakeScene) -> None:
     of_leader, of_all = Runs(), Runs()
-    scene = scenes(FakeJob("leader's", 60, of_leader), FakeJob("everybody's", 60, of_all, leader_only=False))
+    scene = scenes(
+        FakeJob("leader's", 60, of_leader), FakeJob("everybody's", 60, of_all, leader_only=False)
+    )
     scene.is_leader = False
     scene.tick()
     assert (of_leader.count, of_all.count) == (0, 1)
@@ -103,7 +107,9 @@ def test_only_the_leader_runs_the_jobs_of_the_leader(scenes: MakeScene) -> None:
     assert (of_leader.count, of_all.count) == (1, 1)
 
 
-def test_a_job_that_raises_runs_again_after_ten_seconds(scenes: MakeScene, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_job_that_raises_runs_again_after_ten_seconds(
+    scenes: MakeScene, caplog: pytest.LogCaptureFixture
+) -> None:
     runs = Runs(ValueError(MARKER))
     scene = scenes(FakeJob("job", 3600, runs))
     with caplog.at_level(logging.DEBUG, "horde"):
@@ -116,11 +122,15 @@ def test_a_job_that_raises_runs_again_after_ten_seconds(scenes: MakeScene, caplo
     assert not any(MARKER in str(vars(record)) for record in caplog.records)
 
 
-def test_a_database_that_is_away_is_no_error_of_the_job(scenes: MakeScene, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_database_that_is_away_is_no_error_of_the_job(
+    scenes: MakeScene, caplog: pytest.LogCaptureFixture
+) -> None:
     scene = scenes(FakeJob("job", 1, Runs(ServiceUnavailable("The database cannot be reached."))))
     with caplog.at_level(logging.DEBUG, "horde"):
         scene.tick()
-    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [("WARNING", "horde.background.job_refused")]
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("WARNING", "horde.background.job_refused")
+    ]
 
 
 def test_a_job_never_overlaps_itself_nor_holds_up_another(scenes: MakeScene) -> None:

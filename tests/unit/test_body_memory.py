@@ -17,11 +17,17 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A
 
 
 def test_a_body_of_images_is_held_twice_at_most() -> None:
-    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": [IMAGE] * 5}]}).encode()
+    body = json.dumps(
+        {"model": "m", "messages": [{"role": "user", "content": [IMAGE] * 5}]}
+    ).encode()
     size, stream = len(body), io.BytesIO(body)
     assert size > 32 * MEBIBYTE
     with Flask("memory").test_request_context(
-        "/", method="POST", input_stream=stream, content_length=size, content_type="application/json"
+        "/",
+        method="POST",
+        input_stream=stream,
+        content_length=size,
+        content_type="application/json",
     ):
         tracemalloc.start()
         try:

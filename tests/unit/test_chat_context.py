@@ -8,7 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horde.chat_contract import ChatContextFit, check_tool_history
-from horde.classes.kobold._chat_context import SizedContext, grow_context, lower_max_length, size_chat_context
+from horde.classes.kobold._chat_context import (
+    SizedContext,
+    grow_context,
+    lower_max_length,
+    size_chat_context,
+)
 from horde.classes.kobold.chat_request import estimate_chat_prompt_tokens, truncate_oldest_messages
 from horde.exceptions import BadRequest
 from horde.return_codes import ReturnCode
@@ -17,12 +22,17 @@ Message = dict[str, Any]
 
 
 def build_message(role: str, tokens: int = 100, **keys: Any) -> Message:
-    """A message whose line in the flattened prompt, its newline counted, is estimated at `tokens`."""
+    """A message whose line in the flattened prompt, its newline counted, is estimated at
+    `tokens`.
+    """
     return {"role": role, "content": "x" * (tokens * 3 - len(role) - 3), **keys}
 
 
 def build_conversation(rounds: int) -> list[Message]:
-    return [build_message("system"), *[build_message(role) for _ in range(rounds) for role in ("user", "assistant")]]
+    return [
+        build_message("system"),
+        *[build_message(role) for _ in range(rounds) for role in ("user", "assistant")],
+    ]
 
 
 def size(messages: list[Message], **facts: Any) -> SizedContext:
@@ -37,9 +47,12 @@ def size(messages: list[Message], **facts: Any) -> SizedContext:
 
 
 @pytest.mark.parametrize(
-    ("requested", "declared", "lowered"), [(700, 512, 512), (512, 256, 256), (512, 8, 8), (64, 512, 64), (64, None, 64)]
+    ("requested", "declared", "lowered"),
+    [(700, 512, 512), (512, 256, 256), (512, 8, 8), (64, 512, 64), (64, None, 64)],
 )
-def test_output_is_lowered_to_the_largest_declared_length(requested: int, declared: int | None, lowered: int) -> None:
+def test_output_is_lowered_to_the_largest_declared_length(
+    requested: int, declared: int | None, lowered: int
+) -> None:
     assert lower_max_length(requested, declared) == lowered
 
 
@@ -56,7 +69,9 @@ def test_output_is_lowered_to_the_largest_declared_length(requested: int, declar
         (2048, 9000, 8192, 8192),
     ],
 )
-def test_context_grows_to_a_power_of_two_or_the_bound(requested: int, wanted: int, bound: int, context: int) -> None:
+def test_context_grows_to_a_power_of_two_or_the_bound(
+    requested: int, wanted: int, bound: int, context: int
+) -> None:
     assert grow_context(requested, wanted, bound) == context
 
 
@@ -92,13 +107,19 @@ def test_oldest_turns_go_when_the_bound_does_not_hold_the_messages() -> None:
 
 
 def test_context_at_or_above_the_bound_is_trimmed_without_growing() -> None:
-    sized = size([*build_conversation(50), build_message("user")], requested_context_length=4096, declared_context_length=2048)
+    sized = size(
+        [*build_conversation(50), build_message("user")],
+        requested_context_length=4096,
+        declared_context_length=2048,
+    )
     assert sized.max_context_length == 4096
     assert [adjustment["reason"] for adjustment in sized.adjustments or ()] == ["truncate_oldest"]
 
 
 @pytest.mark.parametrize("context_fit", [ChatContextFit.GROW, ChatContextFit.REJECT])
-def test_messages_over_the_bound_are_refused_with_all_three_numbers(context_fit: ChatContextFit) -> None:
+def test_messages_over_the_bound_are_refused_with_all_three_numbers(
+    context_fit: ChatContextFit,
+) -> None:
     with pytest.raises(BadRequest) as refused:
         size(build_conversation(50), context_fit=context_fit)
     assert refused.value.rc is ReturnCode.PROMPT_EXCEEDS_CONTEXT
@@ -113,7 +134,9 @@ def test_reject_never_grows() -> None:
 
 def test_kept_messages_that_do_not_fit_are_refused() -> None:
     with pytest.raises(BadRequest) as refused:
-        size([build_message("user"), build_message("assistant"), build_message("user", tokens=9000)])
+        size(
+            [build_message("user"), build_message("assistant"), build_message("user", tokens=9000)]
+        )
     assert refused.value.rc is ReturnCode.PROMPT_EXCEEDS_CONTEXT
 
 
@@ -131,7 +154,13 @@ def test_system_messages_and_everything_from_the_latest_user_message_stay() -> N
 def test_calls_go_together_with_their_answers() -> None:
     call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": ""}}
     turn = [build_message("assistant", tool_calls=[call]), build_message("tool", tool_call_id="a")]
-    messages = [build_message("assistant"), *turn, build_message("user"), *turn, build_message("user")]
+    messages = [
+        build_message("assistant"),
+        *turn,
+        build_message("user"),
+        *turn,
+        build_message("user"),
+    ]
     budget = estimate_chat_prompt_tokens(messages) - 1
     assert truncate_oldest_messages(messages, token_budget=budget) == messages[1:]
     assert truncate_oldest_messages(messages, token_budget=budget - 100) == messages[3:]
@@ -147,7 +176,11 @@ def test_history_without_a_user_message_keeps_its_newest_turn() -> None:
 def histories(draw: st.DrawFn) -> list[Message]:
     messages: list[Message] = []
     for number, kind in enumerate(
-        draw(st.lists(st.sampled_from(["system", "user", "assistant", "calls"]), min_size=1, max_size=12))
+        draw(
+            st.lists(
+                st.sampled_from(["system", "user", "assistant", "calls"]), min_size=1, max_size=12
+            )
+        )
     ):
         text = "x" * draw(st.integers(0, 40))
         if kind != "calls":
@@ -162,17 +195,31 @@ def histories(draw: st.DrawFn) -> list[Message]:
 
 
 @given(histories(), st.integers(0, 400))
-def test_kept_history_is_valid_and_as_long_as_the_budget_lets_it(messages: list[Message], budget: int) -> None:
+def test_kept_history_is_valid_and_as_long_as_the_budget_lets_it(
+    messages: list[Message], budget: int
+) -> None:
     kept = truncate_oldest_messages(messages, token_budget=budget)
     check_tool_history(kept)
-    assert [message for message in kept if message["role"] == "system"] == [m for m in messages if m["role"] == "system"]
+    assert [message for message in kept if message["role"] == "system"] == [
+        m for m in messages if m["role"] == "system"
+    ]
     if estimate_chat_prompt_tokens(messages) <= budget:
         assert kept == messages
 
 
-@given(histories(), st.integers(16, 200), st.integers(80, 400), st.integers(80, 600), st.sampled_from(ChatContextFit))
+@given(
+    histories(),
+    st.integers(16, 200),
+    st.integers(80, 400),
+    st.integers(80, 600),
+    st.sampled_from(ChatContextFit),
+)
 def test_sized_request_fits_its_context(
-    messages: list[Message], max_length: int, requested: int, declared: int, context_fit: ChatContextFit
+    messages: list[Message],
+    max_length: int,
+    requested: int,
+    declared: int,
+    context_fit: ChatContextFit,
 ) -> None:
     try:
         sized = size(
@@ -185,4 +232,8 @@ def test_sized_request_fits_its_context(
     except BadRequest:
         return
     assert sized.estimated_prompt_tokens == estimate_chat_prompt_tokens(sized.messages)
-    assert sized.estimated_prompt_tokens + sized.max_length <= sized.max_context_length <= max(requested, declared)
+    assert (
+        sized.estimated_prompt_tokens + sized.max_length
+        <= sized.max_context_length
+        <= max(requested, declared)
+    )

@@ -32,15 +32,24 @@ def test_declaration_holds_the_known_names_sorted() -> None:
 
 
 @pytest.mark.parametrize("chat_jobs", [None, False])
-def test_pop_without_chat_jobs_withdraws_the_declaration_and_reads_none_of_it(chat_jobs: bool | None) -> None:
-    assert parse_chat_declaration_fields(POP | {"chat_jobs": chat_jobs, "chat_limits": "nonsense"}) is None
+def test_pop_without_chat_jobs_withdraws_the_declaration_and_reads_none_of_it(
+    chat_jobs: bool | None,
+) -> None:
+    assert (
+        parse_chat_declaration_fields(POP | {"chat_jobs": chat_jobs, "chat_limits": "nonsense"})
+        is None
+    )
 
 
 def test_null_is_absent() -> None:
     nulls = dict.fromkeys(("prompt_jobs", "chat_features", "image_transports"))
     declaration = parse_chat_declaration_fields(POP | nulls)
     assert declaration is not None
-    assert (declaration.prompt_jobs, declaration.features, declaration.image_transports) == (True, (), ())
+    assert (declaration.prompt_jobs, declaration.features, declaration.image_transports) == (
+        True,
+        (),
+        (),
+    )
 
 
 @pytest.mark.parametrize(
@@ -53,8 +62,20 @@ def test_null_is_absent() -> None:
         {"chat_limits": {"max_context_length": 8192, "max_length": True}},
         {"chat_limits": {"max_context_length": 8192.0, "max_length": 1024}},
         {"chat_limits": {"max_context_length": 2**31, "max_length": 1024}},
-        {"chat_limits": {"max_context_length": 8192, "max_length": 1024, "tools_max_temperature": -0.1}},
-        {"chat_limits": {"max_context_length": 8192, "max_length": 1024, "tools_max_temperature": "1"}},
+        {
+            "chat_limits": {
+                "max_context_length": 8192,
+                "max_length": 1024,
+                "tools_max_temperature": -0.1,
+            }
+        },
+        {
+            "chat_limits": {
+                "max_context_length": 8192,
+                "max_length": 1024,
+                "tools_max_temperature": "1",
+            }
+        },
         {"model_id": None},
         {"model_id": 1},
         {"model_id": ""},
@@ -77,4 +98,7 @@ def test_broken_declaration_is_refused_whole(changes: dict[str, Any]) -> None:
 def test_model_id_is_one_of_the_models_byte_for_byte() -> None:
     with pytest.raises(BadRequest) as refused:
         parse_chat_declaration_fields(POP | {"model_id": "koboldcpp/model_Q4"})
-    assert refused.value.message == "model_id 'koboldcpp/model_Q4' has to be one of the worker's models."
+    assert (
+        refused.value.message
+        == "model_id 'koboldcpp/model_Q4' has to be one of the worker's models."
+    )

@@ -76,14 +76,18 @@ def test_the_address(peer: str | None, forwarded: list[str], address: str | None
 
 
 def test_only_the_client_s_own_agent_goes_along() -> None:
-    headers = Headers({"client-agent": "mine:1:me", "proxied-for": "1.2.3.4", "proxy-authorization": "x"})
+    headers = Headers(
+        {"client-agent": "mine:1:me", "proxied-for": "1.2.3.4", "proxy-authorization": "x"}
+    )
     caller = build_caller("key", headers, "198.51.100.1", TRUSTED)
     assert (caller.client_agent, caller.address) == ("mine:1:me", "198.51.100.1")
     assert "key" not in repr(caller)
 
 
 def test_76_the_operation_key() -> None:
-    assert choose_operation_key(KEY, Headers({"idempotency-key": str(uuid4())})) == choose_operation_key(KEY, Headers({}))
+    assert choose_operation_key(
+        KEY, Headers({"idempotency-key": str(uuid4())})
+    ) == choose_operation_key(KEY, Headers({}))
     assert choose_operation_key(None, Headers({"idempotency-key": str(KEY)})).value == KEY
     text = choose_operation_key(None, Headers({"idempotency-key": "order 7"}))
     assert text == choose_operation_key(None, Headers({"idempotency-key": "order 7"}))
@@ -107,12 +111,17 @@ def test_8_origins() -> None:
     assert build_cors_headers(("*",), "https://a.example")["access-control-allow-origin"] == "*"
     listed = ("https://a.example",)
     allowed = build_cors_headers(listed, "https://a.example")
-    assert (allowed["access-control-allow-origin"], allowed["vary"]) == ("https://a.example", "Origin")
+    assert (allowed["access-control-allow-origin"], allowed["vary"]) == (
+        "https://a.example",
+        "Origin",
+    )
     assert build_cors_headers(listed, "https://b.example") == {"vary": "Origin"}
     assert build_preflight_headers(listed, Headers({"origin": "https://b.example"})) == {}
 
 
-@pytest.mark.parametrize("path", ["/v1/nope", "/", "/v1/", "/v1/responsesx", "/v1/completionsx", "/x" * 1000])
+@pytest.mark.parametrize(
+    "path", ["/v1/nope", "/", "/v1/", "/v1/responsesx", "/v1/completionsx", "/x" * 1000]
+)
 def test_a_path_nobody_knows_has_no_pointer(path: str) -> None:
     message = build_unknown_url_message("GET", path)
     assert message.startswith("Unknown request URL: GET /")

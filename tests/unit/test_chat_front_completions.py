@@ -22,7 +22,9 @@ def build_completions() -> Completions:
     return Completions(FrontConfig(), cast(NativeClient, None), PollingHub(), _describe)
 
 
-def test_a_client_that_takes_nothing_of_its_answer_gives_up_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_takes_nothing_of_its_answer_gives_up_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(completions, "SEND_SECONDS", 0.05)
 
     async def never(_message: Message) -> None:

@@ -18,10 +18,16 @@ from horde.oai.errors import (
     build_snake_case,
 )
 
-GAP = {"kind": "declaration_gap", "missing_declarations": ["reasoning_effort"], "exceeded_limits": []}
+GAP = {
+    "kind": "declaration_gap",
+    "missing_declarations": ["reasoning_effort"],
+    "exceeded_limits": [],
+}
 
 
-def refuse(status: int, rc: str | None, message: str = "native text", **extra: Any) -> ChatFrontError:
+def refuse(
+    status: int, rc: str | None, message: str = "native text", **extra: Any
+) -> ChatFrontError:
     body = {"message": message, **extra} | ({} if rc is None else {"rc": rc})
     return build_error(NativeRefused(status, body))
 
@@ -30,10 +36,31 @@ ROWS: list[tuple[int, str | None, str, int, str, str | None]] = [
     (401, "InvalidAPIKey", "m", 401, "invalid_api_key", None),
     (401, "SharedKeyInvalid", "m", 401, "invalid_api_key", None),
     (401, None, "m", 401, "invalid_api_key", None),
-    (400, "BadRequest", "'tools[0].function.name' is required.", 400, "invalid_value", "tools[0].function.name"),
+    (
+        400,
+        "BadRequest",
+        "'tools[0].function.name' is required.",
+        400,
+        "invalid_value",
+        "tools[0].function.name",
+    ),
     (400, "BadRequest", "The body is not JSON.", 400, "invalid_value", None),
-    (400, "UnsupportedChatParameter", "'logprobs' is not supported on chat requests.", 400, "unsupported_parameter", "logprobs"),
-    (400, "UnsupportedChatParameter", "'n=2' is not supported on chat requests.", 400, "unsupported_value", "n"),
+    (
+        400,
+        "UnsupportedChatParameter",
+        "'logprobs' is not supported on chat requests.",
+        400,
+        "unsupported_parameter",
+        "logprobs",
+    ),
+    (
+        400,
+        "UnsupportedChatParameter",
+        "'n=2' is not supported on chat requests.",
+        400,
+        "unsupported_value",
+        "n",
+    ),
     (
         400,
         "UnsupportedChatParameter",
@@ -42,7 +69,14 @@ ROWS: list[tuple[int, str | None, str, int, str, str | None]] = [
         "unsupported_value",
         "messages[0].role",
     ),
-    (400, "UnsupportedChatParameter", "'messages' may hold at most 1024 messages.", 400, "unsupported_value", "messages"),
+    (
+        400,
+        "UnsupportedChatParameter",
+        "'messages' may hold at most 1024 messages.",
+        400,
+        "unsupported_value",
+        "messages",
+    ),
     (
         400,
         "UnsupportedChatParameter",
@@ -51,7 +85,14 @@ ROWS: list[tuple[int, str | None, str, int, str, str | None]] = [
         "invalid_value",
         "messages[2].role",
     ),
-    (400, "UnsupportedChatParameter", "messages: An assistant message with ...", 400, "invalid_value", "messages"),
+    (
+        400,
+        "UnsupportedChatParameter",
+        "messages: An assistant message with ...",
+        400,
+        "invalid_value",
+        "messages",
+    ),
     (
         400,
         "UnsupportedChatParameter",
@@ -71,7 +112,10 @@ ROWS: list[tuple[int, str | None, str, int, str, str | None]] = [
     (
         400,
         "ChatRequestConflict",
-        "Invalid value for 'tool_choice': 'tool_choice' is only allowed when 'tools' are specified.",
+        (
+            "Invalid value for 'tool_choice': 'tool_choice' is only allowed when 'tools' are"
+            " specified."
+        ),
         400,
         "conflicting_parameters",
         "tool_choice",
@@ -79,7 +123,10 @@ ROWS: list[tuple[int, str | None, str, int, str, str | None]] = [
     (
         400,
         "ChatRequestConflict",
-        "'messages' must contain the word 'json' in some form, to use 'response_format' of type 'json_object'.",
+        (
+            "'messages' must contain the word 'json' in some form, to use 'response_format' of type"
+            " 'json_object'."
+        ),
         400,
         "conflicting_parameters",
         "messages",
@@ -115,7 +162,14 @@ ROWS: list[tuple[int, str | None, str, int, str, str | None]] = [
     (403, "DeletedUser", "m", 403, "account_disabled", None),
     (403, "TimeoutIP", "m", 403, "address_timeout", None),
     (404, "UnknownChatModel", "Nobody knows 'a'.", 404, "model_not_found", "model"),
-    (404, "UnknownChatModel", "'models[1]': nobody knows 'a'.", 404, "model_not_found", "models[1]"),
+    (
+        404,
+        "UnknownChatModel",
+        "'models[1]': nobody knows 'a'.",
+        404,
+        "model_not_found",
+        "models[1]",
+    ),
     (404, "WorkerNotFound", "m", 404, "worker_not_found", "horde.only"),
     (403, "NoEligibleWorker", "m", 503, "no_worker_available", "model"),
     (413, "RequestTooLarge", "m", 413, "request_too_large", None),
@@ -126,7 +180,8 @@ ROWS: list[tuple[int, str | None, str, int, str, str | None]] = [
     (503, "ChatImageStorageUnavailable", "m", 503, "image_storage_unavailable", None),
     (500, None, "m", 502, "upstream_error", None),
     (501, "SomethingNew", "m", 502, "upstream_error", None),
-    (408, "SomethingNew", "m", 502, "upstream_error", None),  # SDKs would repeat it as if the client had been slow
+    # SDKs would repeat it as if the client had been slow.
+    (408, "SomethingNew", "m", 502, "upstream_error", None),
     (409, "SomethingNew", "m", 502, "upstream_error", None),
     (418, "SomethingNewHere", "m", 418, "something_new_here", None),
 ]
@@ -137,7 +192,12 @@ def test_a_native_refusal_has_its_row(
     status: int, rc: str | None, message: str, front_status: int, code: str, param: str | None
 ) -> None:
     answer = refuse(status, rc, message).answer
-    assert (answer.status, answer.code, answer.param, answer.message) == (front_status, code, param, message)
+    assert (answer.status, answer.code, answer.param, answer.message) == (
+        front_status,
+        code,
+        param,
+        message,
+    )
     assert answer.metadata == ({} if rc is None else {"rc": rc})
 
 
@@ -151,7 +211,9 @@ def test_a_native_refusal_has_its_row(
     ],
 )
 def test_a_native_range_has_the_name_of_the_client(path: str, param: str) -> None:
-    answer = refuse(400, "BadRequest", "Input payload validation failed", errors={path: "is too small"}).answer
+    answer = refuse(
+        400, "BadRequest", "Input payload validation failed", errors={path: "is too small"}
+    ).answer
     assert (answer.code, answer.param) == ("invalid_value", param)
     assert answer.message.startswith("Input payload validation failed")
     assert "is too small" in answer.message
@@ -166,11 +228,19 @@ def test_the_client_s_own_name_of_the_token_limit_is_used() -> None:
 
 def test_a_native_gap_is_404_with_its_reason() -> None:
     answer = refuse(403, "NoEligibleWorker", impossible_reason=GAP).answer
-    assert (answer.status, answer.code, answer.message) == (404, "no_worker_supports_features", "native text")
+    assert (answer.status, answer.code, answer.message) == (
+        404,
+        "no_worker_supports_features",
+        "native text",
+    )
     assert answer.metadata == {"rc": "NoEligibleWorker", "impossible_reason": GAP}
     too_long = {"missing_declarations": [], "exceeded_limits": ["max_length"]}
     answer = refuse(403, "NoEligibleWorker", impossible_reason=too_long).answer
-    assert (answer.status, answer.code, answer.param) == (400, "context_length_exceeded", "max_tokens")
+    assert (answer.status, answer.code, answer.param) == (
+        400,
+        "context_length_exceeded",
+        "max_tokens",
+    )
 
 
 def test_retry_after_is_passed_on() -> None:
@@ -184,7 +254,11 @@ def test_retry_after_is_passed_on() -> None:
 def test_a_defect_names_its_request_and_discourages_another_try() -> None:
     assert build_defect(None).build_body()["error"].keys() == {"message", "type", "param", "code"}
     queued = build_defect("id")
-    assert (queued.status, queued.code, queued.metadata) == (500, "internal_error", {"request_id": "id"})
+    assert (queued.status, queued.code, queued.metadata) == (
+        500,
+        "internal_error",
+        {"request_id": "id"},
+    )
     assert queued.headers == {"x-should-retry": "false"}
 
 
@@ -201,7 +275,9 @@ def test_33_the_kudos_cap_reads_its_numbers() -> None:
         "The request's kudos estimate at current pricing is 215, above its horde.max_kudos of 1. "
         "The estimate assumes the full max_tokens is generated."
     )
-    answer = _kudos_cap_error(NativeRefused(400, {"message": text, "rc": "ChatKudosCapExceeded"})).answer
+    answer = _kudos_cap_error(
+        NativeRefused(400, {"message": text, "rc": "ChatKudosCapExceeded"})
+    ).answer
     assert answer.build_body() == {
         "error": {
             "message": text,
@@ -216,7 +292,14 @@ def test_33_the_kudos_cap_reads_its_numbers() -> None:
 @pytest.mark.parametrize(
     ("missing", "exceeded", "status", "code", "param", "text"),
     [
-        (["a", "b"], [], 404, "no_worker_supports_features", None, "no online worker serving the model declares a, b."),
+        (
+            ["a", "b"],
+            [],
+            404,
+            "no_worker_supports_features",
+            None,
+            "no online worker serving the model declares a, b.",
+        ),
         (
             [],
             ["max_length"],
@@ -225,8 +308,22 @@ def test_33_the_kudos_cap_reads_its_numbers() -> None:
             "max_tokens",
             "it exceeds the limit max_length of every online worker serving the model.",
         ),
-        ([], ["max_context_length", "max_length"], 400, "context_length_exceeded", "messages", "max_context_length, max_length"),
-        ([], ["tools_max_temperature"], 404, "no_worker_supports_features", None, "tools_max_temperature"),
+        (
+            [],
+            ["max_context_length", "max_length"],
+            400,
+            "context_length_exceeded",
+            "messages",
+            "max_context_length, max_length",
+        ),
+        (
+            [],
+            ["tools_max_temperature"],
+            404,
+            "no_worker_supports_features",
+            None,
+            "tools_max_temperature",
+        ),
         (
             ["vision"],
             ["max_length"],
@@ -240,7 +337,9 @@ def test_33_the_kudos_cap_reads_its_numbers() -> None:
 def test_78_a_gap_says_what_is_missing(
     missing: list[str], exceeded: list[str], status: int, code: str, param: str | None, text: str
 ) -> None:
-    details = WaitDetails(impossible_reason={"missing_declarations": missing, "exceeded_limits": exceeded})
+    details = WaitDetails(
+        impossible_reason={"missing_declarations": missing, "exceeded_limits": exceeded}
+    )
     answer = _wait_error(WaitFailed(WaitFailure.DECLARATION_GAP, "id", details)).answer
     assert (answer.status, answer.code, answer.param) == (status, code, param)
     assert answer.message.startswith("No worker can serve this request: ")
@@ -250,7 +349,14 @@ def test_78_a_gap_says_what_is_missing(
 
 
 WAITS: list[tuple[WaitFailure, WaitDetails, int, str, str | None, dict[str, Any]]] = [
-    (WaitFailure.FAIL_FAST_NOBODY, WaitDetails(wait_time=3), 503, "no_worker_available", "horde.availability_mode", {}),
+    (
+        WaitFailure.FAIL_FAST_NOBODY,
+        WaitDetails(wait_time=3),
+        503,
+        "no_worker_available",
+        "horde.availability_mode",
+        {},
+    ),
     (
         WaitFailure.FAIL_FAST_WAIT,
         WaitDetails(wait_time=900, queue_position=3),
@@ -271,7 +377,9 @@ WAITS: list[tuple[WaitFailure, WaitDetails, int, str, str | None, dict[str, Any]
     (WaitFailure.DEADLINE, WaitDetails(), 504, "wait_timeout", None, {}),
     (
         WaitFailure.FAULTED,
-        WaitDetails(fault_reason=WORKER_FAULT_MESSAGES["prompt_overflow"], fault_rc="ChatWorkerFault"),
+        WaitDetails(
+            fault_reason=WORKER_FAULT_MESSAGES["prompt_overflow"], fault_rc="ChatWorkerFault"
+        ),
         400,
         "context_length_exceeded",
         "messages",
@@ -279,7 +387,9 @@ WAITS: list[tuple[WaitFailure, WaitDetails, int, str, str | None, dict[str, Any]
     ),
     (
         WaitFailure.FAULTED,
-        WaitDetails(fault_reason=WORKER_FAULT_MESSAGES["unbuildable_grammar"], fault_rc="ChatWorkerFault"),
+        WaitDetails(
+            fault_reason=WORKER_FAULT_MESSAGES["unbuildable_grammar"], fault_rc="ChatWorkerFault"
+        ),
         400,
         "unbuildable_grammar",
         None,
@@ -294,8 +404,22 @@ WAITS: list[tuple[WaitFailure, WaitDetails, int, str, str | None, dict[str, Any]
         {"rc": "ChatSubmitNonconformant"},
     ),
     (WaitFailure.FAULTED, WaitDetails(), 502, "generation_failed", None, {}),
-    (WaitFailure.NO_GENERATION, WaitDetails(), 502, "no_generation", None, {"rc": "ChatRequestNoGeneration"}),
-    (WaitFailure.REQUEST_LOST, WaitDetails(fault_rc="RequestNotFound"), 502, "request_lost", None, {"rc": "RequestNotFound"}),
+    (
+        WaitFailure.NO_GENERATION,
+        WaitDetails(),
+        502,
+        "no_generation",
+        None,
+        {"rc": "ChatRequestNoGeneration"},
+    ),
+    (
+        WaitFailure.REQUEST_LOST,
+        WaitDetails(fault_rc="RequestNotFound"),
+        502,
+        "request_lost",
+        None,
+        {"rc": "RequestNotFound"},
+    ),
     (WaitFailure.STREAM_DIVERGED, WaitDetails(), 502, "stream_diverged", None, {}),
     (WaitFailure.GENERATION_RESTARTED, WaitDetails(), 502, "generation_restarted", None, {}),
     (WaitFailure.SHUTTING_DOWN, WaitDetails(), 503, "front_shutting_down", None, {}),
@@ -304,7 +428,12 @@ WAITS: list[tuple[WaitFailure, WaitDetails, int, str, str | None, dict[str, Any]
 
 @pytest.mark.parametrize(("kind", "details", "status", "code", "param", "metadata"), WAITS)
 def test_a_failed_wait_has_its_row(
-    kind: WaitFailure, details: WaitDetails, status: int, code: str, param: str | None, metadata: dict[str, Any]
+    kind: WaitFailure,
+    details: WaitDetails,
+    status: int,
+    code: str,
+    param: str | None,
+    metadata: dict[str, Any],
 ) -> None:
     answer = _wait_error(WaitFailed(kind, "id", details)).answer
     assert (answer.status, answer.code, answer.param) == (status, code, param)
@@ -313,7 +442,11 @@ def test_a_failed_wait_has_its_row(
 
 
 def test_the_reason_of_a_fault_is_the_message() -> None:
-    failed = WaitFailed(WaitFailure.FAULTED, "id", WaitDetails(fault_reason="The worker's backend failed while generating."))
+    failed = WaitFailed(
+        WaitFailure.FAULTED,
+        "id",
+        WaitDetails(fault_reason="The worker's backend failed while generating."),
+    )
     assert _wait_error(failed).answer.message == "The worker's backend failed while generating."
 
 

@@ -11,7 +11,11 @@ from horde.oai.errors import RequestRefused
 from horde.oai.schema import NEUTRAL_SAMPLERS, ChatCompletionRequest
 
 USER = {"role": "user", "content": "hi"}
-CALL: dict[str, Any] = {"id": "call_1", "type": "function", "function": {"name": "lookup", "arguments": "{}"}}
+CALL: dict[str, Any] = {
+    "id": "call_1",
+    "type": "function",
+    "function": {"name": "lookup", "arguments": "{}"},
+}
 TOOL = {"type": "function", "function": {"name": "lookup", "parameters": {"type": "object"}}}
 
 
@@ -32,9 +36,37 @@ def refuse(**changes: Any) -> tuple[str, str | None]:
 
 
 OPTIONAL_KEYS = (
-    *("max_tokens", "max_completion_tokens", "temperature", "top_p", "n", "seed", "stop", "stream", "stream_options"),
-    *("presence_penalty", "frequency_penalty", "reasoning_effort", "tools", "tool_choice", "parallel_tool_calls"),
-    *("response_format", "metadata", "user", "store", "service_tier", "logprobs", "audio", "functions", "nonsense", "horde"),
+    *(
+        "max_tokens",
+        "max_completion_tokens",
+        "temperature",
+        "top_p",
+        "n",
+        "seed",
+        "stop",
+        "stream",
+        "stream_options",
+    ),
+    *(
+        "presence_penalty",
+        "frequency_penalty",
+        "reasoning_effort",
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
+    ),
+    *(
+        "response_format",
+        "metadata",
+        "user",
+        "store",
+        "service_tier",
+        "logprobs",
+        "audio",
+        "functions",
+        "nonsense",
+        "horde",
+    ),
 )
 
 
@@ -111,11 +143,16 @@ def test_29_stop_becomes_a_list_without_repeats() -> None:
 
 
 def test_25_both_names_of_the_token_limit_may_agree() -> None:
-    assert forward(max_tokens=64, max_completion_tokens=64) == {"max_tokens": 64, "max_completion_tokens": 64}
+    assert forward(max_tokens=64, max_completion_tokens=64) == {
+        "max_tokens": 64,
+        "max_completion_tokens": 64,
+    }
     assert parse(max_completion_tokens=64).token_limit_key == "max_completion_tokens"
     assert parse(max_tokens=64).token_limit_key == "max_tokens"
     assert parse().token_limit_key == "max_tokens"
-    assert parse(max_tokens=None, max_completion_tokens=64).token_limit_key == "max_completion_tokens"
+    assert (
+        parse(max_tokens=None, max_completion_tokens=64).token_limit_key == "max_completion_tokens"
+    )
 
 
 def test_15_a_list_takes_the_place_of_the_model() -> None:
@@ -131,8 +168,13 @@ def test_usage_is_asked_for_by_the_stream_options() -> None:
 
 
 def test_the_estimate_is_that_of_the_api() -> None:
-    messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": [{"type": "text", "text": "hi"}]}]
-    assert parse(messages=messages).estimated_prompt_tokens == -(-len("system: Be brief.\nuser: hi") // 3)
+    messages = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+    ]
+    assert parse(messages=messages).estimated_prompt_tokens == -(
+        -len("system: Be brief.\nuser: hi") // 3
+    )
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
     with_image = [{"role": "user", "content": [image]}]
     assert parse(messages=with_image).estimated_prompt_tokens == 512 + -(-len("user: [image]") // 3)
@@ -152,8 +194,17 @@ def test_37_and_38_a_message_the_front_returned_is_accepted_back() -> None:
         "tool_calls": None,
         "parsed": {"colour": "blue"},
     }
-    parsed = CALL | {"index": 0, "function": CALL["function"] | {"parsed_arguments": {"a": 1}, "strict": None}}
-    called = {"role": "assistant", "content": None, "tool_calls": [parsed], "refusal": None, "annotations": None}
+    parsed = CALL | {
+        "index": 0,
+        "function": CALL["function"] | {"parsed_arguments": {"a": 1}, "strict": None},
+    }
+    called = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [parsed],
+        "refusal": None,
+        "annotations": None,
+    }
     answered = {"role": "tool", "content": "x", "tool_call_id": "call_1", "name": "lookup"}
     messages = parse(messages=[USER, echoed, USER, called, answered]).native_body["messages"]
     assert messages[1] == {"role": "assistant", "content": "Blue."}
@@ -168,8 +219,13 @@ def test_a_prefill_is_forwarded() -> None:
 
 def test_parts_are_kept_in_order() -> None:
     parts = [{"type": "text", "text": "ONE"}, {"type": "text", "text": "TWO"}]
-    image = {"type": "image_url", "image_url": {"url": "https://example.com/a.png", "detail": "low"}}
-    content = parse(messages=[{"role": "user", "content": [*parts, image]}]).native_body["messages"][0]["content"]
+    image = {
+        "type": "image_url",
+        "image_url": {"url": "https://example.com/a.png", "detail": "low"},
+    }
+    content = parse(messages=[{"role": "user", "content": [*parts, image]}]).native_body[
+        "messages"
+    ][0]["content"]
     assert content == [*parts, image]
 
 
@@ -208,20 +264,37 @@ def find_refusal(body: object) -> RequestRefused | None:
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-3, 20000) | st.floats(allow_nan=False) | st.text(max_size=8),
-    lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text(max_size=8), children, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 20000)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=8),
+    lambda children: (
+        st.lists(children, max_size=3) | st.dictionaries(st.text(max_size=8), children, max_size=3)
+    ),
     max_leaves=6,
 )
 KEYS = st.sampled_from(
     [
         *OPTIONAL_KEYS,
         *NEUTRAL_SAMPLERS,
-        *("model", "models", "messages", "logit_bias", "modalities", "verbosity", "top_logprobs", "prediction"),
+        *(
+            "model",
+            "models",
+            "messages",
+            "logit_bias",
+            "modalities",
+            "verbosity",
+            "top_logprobs",
+            "prediction",
+        ),
     ]
 )
 MESSAGES = st.lists(
     st.dictionaries(
-        st.sampled_from(["role", "content", "name", "tool_calls", "tool_call_id", "refusal", "annotations"]),
+        st.sampled_from(
+            ["role", "content", "name", "tool_calls", "tool_call_id", "refusal", "annotations"]
+        ),
         st.sampled_from(["user", "assistant", "tool", "system"]) | JSON,
         max_size=4,
     ),
@@ -231,7 +304,13 @@ MESSAGES = st.lists(
 
 @settings(max_examples=400, deadline=None)
 @given(st.dictionaries(KEYS, JSON, max_size=5), MESSAGES)
-def test_any_body_is_parsed_or_refused_with_a_code(changes: dict[str, Any], messages: list[Any]) -> None:
-    for body in (changes, {"model": "m", "messages": messages} | changes, {"model": "m", "messages": [USER]} | changes):
+def test_any_body_is_parsed_or_refused_with_a_code(
+    changes: dict[str, Any], messages: list[Any]
+) -> None:
+    for body in (
+        changes,
+        {"model": "m", "messages": messages} | changes,
+        {"model": "m", "messages": [USER]} | changes,
+    ):
         refused = find_refusal(body)
         assert refused is None or (refused.status == 400 and refused.code)

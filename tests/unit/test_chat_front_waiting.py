@@ -26,9 +26,15 @@ WAITING: dict[str, Any] = {
 }
 IMPOSSIBLE = WAITING | {"is_possible": False, "eligible_worker_threads": 0}
 RUNNING = WAITING | {"processing": 1, "waiting": 0}
-SERVED = WAITING | {"generations": [{"message": {"content": "Blue."}, "model": "m", "worker_id": "w"}], "done": True}
+SERVED = WAITING | {
+    "generations": [{"message": {"content": "Blue."}, "model": "m", "worker_id": "w"}],
+    "done": True,
+}
 FAULTED = WAITING | {"faulted": True, "fault_reason": "r", "fault_rc": "c"}
-GAP = WAITING | {"impossible_reason": {"missing_declarations": ["seed"], "exceeded_limits": []}, "is_possible": False}
+GAP = WAITING | {
+    "impossible_reason": {"missing_declarations": ["seed"], "exceeded_limits": []},
+    "is_possible": False,
+}
 
 type Scripted = Mapping[str, Any] | Exception
 
@@ -51,7 +57,9 @@ class FakeNative:
         self.read_at: list[float] = []
         self.cancel_count = 0
 
-    async def read_status(self, _request_id: str, _caller: Caller, _deadline: float) -> Mapping[str, Any]:
+    async def read_status(
+        self, _request_id: str, _caller: Caller, _deadline: float
+    ) -> Mapping[str, Any]:
         self.read_at.append(self._clock.now - 100.0)
         return self._give(self._answers.pop(0) if len(self._answers) > 1 else self._answers[0])
 
@@ -69,7 +77,13 @@ class FakeNative:
 class FakeSubscription:
     """Notices at their moments; waiting moves the clock."""
 
-    def __init__(self, clock: Clock, notices: Sequence[tuple[float, ChatNotice]] = (), *, is_healthy: bool = True) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        notices: Sequence[tuple[float, ChatNotice]] = (),
+        *,
+        is_healthy: bool = True,
+    ) -> None:
         self._clock, self._notices, self.is_healthy = clock, list(notices), is_healthy
 
     async def next_notice(self, timeout_seconds: float) -> ChatNotice | None:
@@ -107,11 +121,20 @@ class Scene:
         self.clock = Clock()
         self.native = FakeNative(self.clock, *answers, cancelled=cancelled)
         self.subscription = FakeSubscription(
-            self.clock, [(moment, ChatNotice(kind)) for moment, kind in notices], is_healthy=is_healthy
+            self.clock,
+            [(moment, ChatNotice(kind)) for moment, kind in notices],
+            is_healthy=is_healthy,
         )
-        settings = WaitSettings(poll_seconds=2.0, subscribed_poll_seconds=10.0, grace_seconds=grace, is_fail_fast=is_fail_fast)
+        settings = WaitSettings(
+            poll_seconds=2.0,
+            subscribed_poll_seconds=10.0,
+            grace_seconds=grace,
+            is_fail_fast=is_fail_fast,
+        )
         native = cast(NativeClient, self.native)
-        self.wait = RequestWait(native, Caller("k", None, None), "id", settings, 100.0 + budget, self.clock)
+        self.wait = RequestWait(
+            native, Caller("k", None, None), "id", settings, 100.0 + budget, self.clock
+        )
 
     def run(self) -> str | None:
         """The content of the reply."""
@@ -142,7 +165,9 @@ def test_a_healthy_subscription_is_polled_every_ten_seconds() -> None:
     assert scene.native.read_at == [0.0, 10.0, 20.0, 30.0]
 
 
-def test_only_the_first_notice_is_followed_by_a_read_within_a_second_of_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_first_notice_is_followed_by_a_read_within_a_second_of_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     kinds = (NoticeKind.RECONNECTED, NoticeKind.GENERATION, NoticeKind.DONE)
     notices = [(moment, kind) for moment, kind in zip((0.25, 0.5, 0.75), kinds, strict=True)]
     scene, real_sleep = Scene(WAITING, RUNNING, RUNNING, SERVED, notices=notices), asyncio.sleep
@@ -162,7 +187,9 @@ def test_without_one_the_status_is_polled_every_two_seconds() -> None:
     assert scene.native.read_at == [0.0, 2.0, 4.0]
 
 
-@pytest.mark.parametrize("kind", [NoticeKind.GENERATION, NoticeKind.DONE, NoticeKind.FAULTED, NoticeKind.RECONNECTED])
+@pytest.mark.parametrize(
+    "kind", [NoticeKind.GENERATION, NoticeKind.DONE, NoticeKind.FAULTED, NoticeKind.RECONNECTED]
+)
 def test_a_notice_is_followed_by_a_reading_at_once(kind: NoticeKind) -> None:
     scene = Scene(WAITING, SERVED, notices=[(3.5, kind)])
     scene.run()
@@ -204,7 +231,11 @@ def test_an_api_that_is_away_is_asked_until_the_deadline() -> None:
 def test_the_deadline_tells_what_was_last_seen() -> None:
     scene = Scene(WAITING, budget=25.0)
     failed = scene.fail()
-    assert (failed.kind, failed.details.queue_position, failed.details.wait_time) == (WaitFailure.DEADLINE, 1, 6)
+    assert (failed.kind, failed.details.queue_position, failed.details.wait_time) == (
+        WaitFailure.DEADLINE,
+        1,
+        6,
+    )
     assert scene.clock.now == 125.0
 
 
@@ -215,7 +246,11 @@ def test_a_reply_in_the_answer_of_the_cancel_is_delivered() -> None:
 def test_83_a_fault_ends_the_wait_without_a_cancel() -> None:
     scene = Scene(RUNNING, FAULTED)
     failed = scene.fail()
-    assert (failed.kind, failed.details.fault_reason, failed.details.fault_rc) == (WaitFailure.FAULTED, "r", "c")
+    assert (failed.kind, failed.details.fault_reason, failed.details.fault_rc) == (
+        WaitFailure.FAULTED,
+        "r",
+        "c",
+    )
     assert scene.native.cancel_count == 0
 
 
@@ -231,7 +266,9 @@ def test_85_a_request_that_is_done_without_a_generation() -> None:
         (NoticeKind.CANCELLED, WaitFailure.NO_GENERATION),
     ],
 )
-def test_a_row_that_is_gone_is_explained_by_the_signal(notice: NoticeKind | None, kind: WaitFailure) -> None:
+def test_a_row_that_is_gone_is_explained_by_the_signal(
+    notice: NoticeKind | None, kind: WaitFailure
+) -> None:
     scene = Scene(WAITING, NativeGone("RequestNotFound"), notices=[(1.0, notice)] if notice else [])
     assert scene.fail().kind is kind
     assert scene.native.cancel_count == 0
@@ -274,12 +311,17 @@ def test_82_fail_fast_refuses_at_the_first_reading() -> None:
     failed = too_long.fail()
     assert (failed.kind, failed.details.wait_time) == (WaitFailure.FAIL_FAST_WAIT, 541)
     assert too_long.native.cancel_count == 1
-    assert Scene(RUNNING | {"wait_time": 541}, is_fail_fast=True).fail().kind is WaitFailure.FAIL_FAST_WAIT
+    assert (
+        Scene(RUNNING | {"wait_time": 541}, is_fail_fast=True).fail().kind
+        is WaitFailure.FAIL_FAST_WAIT
+    )
 
 
 def test_fail_fast_is_not_asked_again() -> None:
     assert Scene(WAITING, IMPOSSIBLE, SERVED, is_fail_fast=True).run() == "Blue."
-    assert Scene(RUNNING | {"eligible_worker_threads": 0}, SERVED, is_fail_fast=True).run() == "Blue."
+    assert (
+        Scene(RUNNING | {"eligible_worker_threads": 0}, SERVED, is_fail_fast=True).run() == "Blue."
+    )
 
 
 def test_a_wait_that_is_aborted_cancels_and_says_why() -> None:

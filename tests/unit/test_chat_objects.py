@@ -35,13 +35,23 @@ def say(*parts: dict[str, Any], text: str = "look") -> dict[str, Any]:
 
 def test_keys_and_references_are_those_of_the_contract() -> None:
     assert KEYS[1] == "01234567-89ab-cdef-0123-456789abcdef_chat_1.jpg"
-    assert build_chat_image_reference(KEYS[0]) == "horde-r2://01234567-89ab-cdef-0123-456789abcdef_chat_0.jpg"
+    assert (
+        build_chat_image_reference(KEYS[0])
+        == "horde-r2://01234567-89ab-cdef-0123-456789abcdef_chat_0.jpg"
+    )
 
 
 def test_only_references_name_objects() -> None:
-    urls = [build_chat_image_reference(KEYS[0]), "data:image/png;base64,AA", "https://example.com/horde-r2://x"]
+    urls = [
+        build_chat_image_reference(KEYS[0]),
+        "data:image/png;base64,AA",
+        "https://example.com/horde-r2://x",
+    ]
     assert list_stored_chat_object_keys(REQUEST, urls, is_offloaded=False) == [KEYS[0]]
-    assert list_stored_chat_object_keys(REQUEST, urls, is_offloaded=True) == [KEYS[0], f"{REQUEST}_chat_messages.json"]
+    assert list_stored_chat_object_keys(REQUEST, urls, is_offloaded=True) == [
+        KEYS[0],
+        f"{REQUEST}_chat_messages.json",
+    ]
 
 
 def test_replacing_changes_urls_alone_and_copies() -> None:
@@ -66,7 +76,9 @@ def test_replacing_changes_urls_alone_and_copies() -> None:
     texts=st.lists(st.text(max_size=60), min_size=1, max_size=4),
     jpegs=st.lists(st.binary(max_size=50), min_size=3, max_size=3),
 )
-def test_inlined_messages_are_what_a_base64_worker_gets(texts: list[str], jpegs: list[bytes]) -> None:
+def test_inlined_messages_are_what_a_base64_worker_gets(
+    texts: list[str], jpegs: list[bytes]
+) -> None:
     stored = dict(zip(KEYS, jpegs, strict=True))
     hostile = f'"url":"{build_chat_image_reference(KEYS[2])}"'  # a text that looks like a reference
     messages = [
@@ -78,14 +90,21 @@ def test_inlined_messages_are_what_a_base64_worker_gets(texts: list[str], jpegs:
     expected = replace_stored_images(messages, lambda key: build_jpeg_url(stored[key]))
     assert json.loads(body) == expected
     assert body == json.dumps(expected, separators=(",", ":"), ensure_ascii=False).encode()
-    assert count_inlined_bytes(messages, {key: len(jpeg) for key, jpeg in stored.items()}) == len(body)
+    assert count_inlined_bytes(messages, {key: len(jpeg) for key, jpeg in stored.items()}) == len(
+        body
+    )
 
 
 def test_the_threshold_is_the_largest_size_that_stays_inline() -> None:
     messages = [say(text="ü" * 100)]
     size = len(json.dumps(messages, separators=(",", ":"), ensure_ascii=False).encode())
-    assert build_chat_messages_offload(REQUEST, messages, {}, largest_inline_bytes=size, packs=False) is None
-    offload = build_chat_messages_offload(REQUEST, messages, {}, largest_inline_bytes=size - 1, packs=False)
+    assert (
+        build_chat_messages_offload(REQUEST, messages, {}, largest_inline_bytes=size, packs=False)
+        is None
+    )
+    offload = build_chat_messages_offload(
+        REQUEST, messages, {}, largest_inline_bytes=size - 1, packs=False
+    )
     assert offload is not None
     assert (offload.key, offload.is_gzipped) == (f"{REQUEST}_chat_messages.json", False)
     assert json.loads(offload.body) == messages
@@ -94,9 +113,16 @@ def test_the_threshold_is_the_largest_size_that_stays_inline() -> None:
 def test_images_count_as_base64() -> None:
     messages = [say(image(KEYS[0]))]
     jpeg = b"x" * 196_608  # 256 KiB as base64
-    assert build_chat_messages_offload(REQUEST, messages, {KEYS[0]: jpeg}, largest_inline_bytes=262_144, packs=False)
+    assert build_chat_messages_offload(
+        REQUEST, messages, {KEYS[0]: jpeg}, largest_inline_bytes=262_144, packs=False
+    )
     small = {KEYS[0]: jpeg[:190_000]}
-    assert build_chat_messages_offload(REQUEST, messages, small, largest_inline_bytes=262_144, packs=False) is None
+    assert (
+        build_chat_messages_offload(
+            REQUEST, messages, small, largest_inline_bytes=262_144, packs=False
+        )
+        is None
+    )
 
 
 def test_a_body_is_packed_when_that_makes_it_smaller() -> None:
@@ -105,13 +131,18 @@ def test_a_body_is_packed_when_that_makes_it_smaller() -> None:
     assert packed is not None
     assert packed.is_gzipped
     assert json.loads(gzip.decompress(packed.body)) == messages
-    tiny = build_chat_messages_offload(REQUEST, [{"role": "user", "content": "a"}], {}, largest_inline_bytes=0, packs=True)
+    tiny = build_chat_messages_offload(
+        REQUEST, [{"role": "user", "content": "a"}], {}, largest_inline_bytes=0, packs=True
+    )
     assert tiny is not None
     assert (tiny.is_gzipped, tiny.body) == (False, b'[{"role":"user","content":"a"}]')
 
 
 def test_a_data_url_is_base64() -> None:
-    assert build_jpeg_url(b"\xff\xd8") == "data:image/jpeg;base64," + base64.b64encode(b"\xff\xd8").decode()
+    assert (
+        build_jpeg_url(b"\xff\xd8")
+        == "data:image/jpeg;base64," + base64.b64encode(b"\xff\xd8").decode()
+    )
 
 
 @pytest.mark.parametrize(
@@ -132,6 +163,8 @@ def test_a_data_url_is_base64() -> None:
         (["url", "base64"], False, True, None),
     ],
 )
-def test_transport(declared: list[str], has_images: bool, is_offloaded: bool, transport: str | None) -> None:
+def test_transport(
+    declared: list[str], has_images: bool, is_offloaded: bool, transport: str | None
+) -> None:
     selected = select_chat_transport(declared, has_images=has_images, is_offloaded=is_offloaded)
     assert (None if selected is None else selected.value) == transport

@@ -10,7 +10,10 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from horde_sdk.generation_parameters.text.chat_limits import MAX_CHAT_TEXT_BYTES, MAX_CHAT_TOOL_SPEC_BYTES
+from horde_sdk.generation_parameters.text.chat_limits import (
+    MAX_CHAT_TEXT_BYTES,
+    MAX_CHAT_TOOL_SPEC_BYTES,
+)
 from horde_sdk.generation_parameters.text.chat_policy import chat_request_requirements
 from horde_sdk.worker.chat_declaration import ChatJobPayload
 from hypothesis import given, settings
@@ -41,16 +44,27 @@ from horde.return_codes import ReturnCode
 
 USER = {"role": "user", "content": "hi"}
 BODY: dict[str, Any] = {"model": "m", "messages": [USER]}
-CALL = {"id": "call_1", "type": "function", "function": {"name": "lookup_weather", "arguments": '{"city":"Oslo"}'}}
+CALL = {
+    "id": "call_1",
+    "type": "function",
+    "function": {"name": "lookup_weather", "arguments": '{"city":"Oslo"}'},
+}
 HISTORY: list[dict[str, Any]] = [
     {"role": "user", "content": "Weather in Oslo?"},
     {"role": "assistant", "content": None, "tool_calls": [CALL]},
     {"role": "tool", "tool_call_id": "call_1", "content": "Rain"},
 ]
-TOOL = {"type": "function", "function": {"name": "lookup_weather", "parameters": {"type": "object"}}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "lookup_weather", "parameters": {"type": "object"}},
+}
 OTHER_TOOL = {"type": "function", "function": {"name": "lookup_time"}}
 FORCED = {"type": "function", "function": {"name": "lookup_weather"}}
-UNSUPPORTED, CONFLICT, BAD = ReturnCode.UNSUPPORTED_CHAT_PARAMETER, ReturnCode.CHAT_REQUEST_CONFLICT, ReturnCode.BAD_REQUEST
+UNSUPPORTED, CONFLICT, BAD = (
+    ReturnCode.UNSUPPORTED_CHAT_PARAMETER,
+    ReturnCode.CHAT_REQUEST_CONFLICT,
+    ReturnCode.BAD_REQUEST,
+)
 
 
 def parse(**changes: Any) -> ChatRequest:
@@ -73,7 +87,8 @@ def build_payload(chat: ChatRequest) -> dict[str, Any]:
     )
 
 
-# --- keys and values ------------------------------------------------------------------------------------------------
+# --- keys and values
+# ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("body", [None, [], "hi", 1, True])
@@ -83,11 +98,17 @@ def test_body_is_an_object(body: object) -> None:
     assert refused.value.rc is BAD
 
 
-@pytest.mark.parametrize("key", ["logprobs", "top_logprobs", "logit_bias", "modalities", "audio", "prediction", "top_k", "x"])
+@pytest.mark.parametrize(
+    "key",
+    ["logprobs", "top_logprobs", "logit_bias", "modalities", "audio", "prediction", "top_k", "x"],
+)
 @pytest.mark.parametrize("value", [None, True, {}])
 def test_unknown_key_is_refused_by_name_even_as_null(key: str, value: object) -> None:
     refused = refusal_of(**{key: value})
-    assert (refused.message, refused.rc) == (f"'{key}' is not supported on chat requests.", UNSUPPORTED)
+    assert (refused.message, refused.rc) == (
+        f"'{key}' is not supported on chat requests.",
+        UNSUPPORTED,
+    )
 
 
 def test_answer_to_a_huge_key_is_short() -> None:
@@ -140,7 +161,9 @@ def test_answer_to_a_huge_key_is_short() -> None:
         ({"tools": [TOOL], "parallel_tool_calls": 0}, "parallel_tool_calls", BAD),
     ],
 )
-def test_bad_key_is_refused_with_its_path(changes: dict[str, Any], path: str, rc: ReturnCode) -> None:
+def test_bad_key_is_refused_with_its_path(
+    changes: dict[str, Any], path: str, rc: ReturnCode
+) -> None:
     refused = refusal_of(**changes)
     assert (refused.path, refused.rc) == (path, rc)
 
@@ -154,9 +177,17 @@ def test_bad_key_is_refused_with_its_path(changes: dict[str, Any], path: str, rc
         ({"role": "banana", "content": "hi"}, "messages[0].role=banana", UNSUPPORTED),
         (USER | {"tool_calls": [CALL]}, "messages[0].tool_calls", UNSUPPORTED),
         (USER | {"tool_calls": None}, "messages[0].tool_calls", UNSUPPORTED),
-        ({"role": "tool", "content": "x", "tool_call_id": "a", "name": "b"}, "messages[0].name", UNSUPPORTED),
+        (
+            {"role": "tool", "content": "x", "tool_call_id": "a", "name": "b"},
+            "messages[0].name",
+            UNSUPPORTED,
+        ),
         ({"role": "tool", "content": "x"}, "messages[0].tool_call_id", BAD),
-        ({"role": "tool", "content": "x", "tool_call_id": "a" * 257}, "messages[0].tool_call_id", BAD),
+        (
+            {"role": "tool", "content": "x", "tool_call_id": "a" * 257},
+            "messages[0].tool_call_id",
+            BAD,
+        ),
         ({"role": "tool", "content": None, "tool_call_id": "a"}, "messages[0].content", BAD),
         (USER | {"name": ""}, "messages[0].name", BAD),
         (USER | {"name": "x" * 65}, "messages[0].name", BAD),
@@ -164,14 +195,30 @@ def test_bad_key_is_refused_with_its_path(changes: dict[str, Any], path: str, rc
         ({"role": "user", "content": None}, "messages[0].content", BAD),
         ({"role": "user", "content": []}, "messages[0].content", BAD),
         ({"role": "assistant", "content": None}, "messages[0].content", BAD),
-        ({"role": "assistant", "content": "x", "refusal": None}, "messages[0].refusal", UNSUPPORTED),
+        (
+            {"role": "assistant", "content": "x", "refusal": None},
+            "messages[0].refusal",
+            UNSUPPORTED,
+        ),
         ({"role": "assistant", "tool_calls": []}, "messages[0].tool_calls", BAD),
-        ({"role": "assistant", "tool_calls": [CALL | {"index": 0}]}, "messages[0].tool_calls[0].index", UNSUPPORTED),
-        ({"role": "assistant", "tool_calls": [CALL | {"id": "x" * 257}]}, "messages[0].tool_calls[0].id", BAD),
+        (
+            {"role": "assistant", "tool_calls": [CALL | {"index": 0}]},
+            "messages[0].tool_calls[0].index",
+            UNSUPPORTED,
+        ),
+        (
+            {"role": "assistant", "tool_calls": [CALL | {"id": "x" * 257}]},
+            "messages[0].tool_calls[0].id",
+            BAD,
+        ),
         ({"role": "user", "content": ["hi"]}, "messages[0].content[0]", BAD),
         ({"role": "user", "content": [{"text": "hi"}]}, "messages[0].content[0].type", BAD),
         ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content[0].text", BAD),
-        ({"role": "user", "content": [{"type": "text", "text": "a", "b": 1}]}, "messages[0].content[0].b", UNSUPPORTED),
+        (
+            {"role": "user", "content": [{"type": "text", "text": "a", "b": 1}]},
+            "messages[0].content[0].b",
+            UNSUPPORTED,
+        ),
     ],
 )
 def test_bad_message_is_refused_with_its_path(message: object, path: str, rc: ReturnCode) -> None:
@@ -182,7 +229,13 @@ def test_bad_message_is_refused_with_its_path(message: object, path: str, rc: Re
 
 @pytest.mark.parametrize(
     ("role", "kind"),
-    [("system", "image_url"), ("assistant", "image_url"), ("tool", "image_url"), ("user", "input_audio"), ("user", "image")],
+    [
+        ("system", "image_url"),
+        ("assistant", "image_url"),
+        ("tool", "image_url"),
+        ("user", "input_audio"),
+        ("user", "image"),
+    ],
 )
 def test_part_of_another_type_is_unsupported(role: str, kind: str) -> None:
     content = [{"type": "text", "text": "x"}, {"type": kind, kind: {}}]
@@ -207,7 +260,11 @@ def with_parts(*parts: object) -> list[dict[str, Any]]:
     ("part", "path", "rc"),
     [
         ({"type": "image_url"}, "messages[1].content[1].image_url", BAD),
-        ({"type": "image_url", "image_url": "https://example.com"}, "messages[1].content[1].image_url", BAD),
+        (
+            {"type": "image_url", "image_url": "https://example.com"},
+            "messages[1].content[1].image_url",
+            BAD,
+        ),
         ({"type": "image_url", "image_url": {}}, "messages[1].content[1].image_url.url", BAD),
         (build_image(url=None), "messages[1].content[1].image_url.url", BAD),
         (build_image(url=1), "messages[1].content[1].image_url.url", BAD),
@@ -215,8 +272,16 @@ def with_parts(*parts: object) -> list[dict[str, Any]]:
         (build_image(detail=["low"]), "messages[1].content[1].image_url.detail", BAD),
         (build_image(size=1), "messages[1].content[1].image_url.size", UNSUPPORTED),
         (build_image() | {"text": "x"}, "messages[1].content[1].text", UNSUPPORTED),
-        (build_image("ftp://example.com/a"), "messages[1].content[1].image_url.url", ReturnCode.SOURCE_IMAGE_URL_INVALID),
-        (build_image("data:text/plain;base64,AAAA"), "messages[1].content[1].image_url.url", ReturnCode.SOURCE_IMAGE_URL_INVALID),
+        (
+            build_image("ftp://example.com/a"),
+            "messages[1].content[1].image_url.url",
+            ReturnCode.SOURCE_IMAGE_URL_INVALID,
+        ),
+        (
+            build_image("data:text/plain;base64,AAAA"),
+            "messages[1].content[1].image_url.url",
+            ReturnCode.SOURCE_IMAGE_URL_INVALID,
+        ),
         (
             build_image(build_data_url(MAX_CHAT_IMAGE_BYTES + 3)),
             "messages[1].content[1].image_url.url",
@@ -231,13 +296,26 @@ def test_bad_image_is_refused_with_its_path(part: object, path: str, rc: ReturnC
 
 
 def test_an_image_is_kept_as_sent_and_a_null_detail_is_none() -> None:
-    images = [build_image(), build_image(detail=None), build_image("data:image/png;base64,eHl6", detail="low")]
-    assert parse(messages=with_parts(*images)).messages[1]["content"][1:] == [images[0], images[0], images[2]]
+    images = [
+        build_image(),
+        build_image(detail=None),
+        build_image("data:image/png;base64,eHl6", detail="low"),
+    ]
+    assert parse(messages=with_parts(*images)).messages[1]["content"][1:] == [
+        images[0],
+        images[0],
+        images[2],
+    ]
 
 
 def test_twenty_images_are_taken_and_no_more() -> None:
     assert len(parse(messages=with_parts(*[build_image()] * 20)).messages[1]["content"]) == 21
-    refused = refusal_of(messages=[*with_parts(*[build_image()] * 19), {"role": "user", "content": [build_image()] * 2}])
+    refused = refusal_of(
+        messages=[
+            *with_parts(*[build_image()] * 19),
+            {"role": "user", "content": [build_image()] * 2},
+        ]
+    )
     assert refused.rc is ReturnCode.TOO_MANY_EXTRA_SOURCE_IMAGES
 
 
@@ -253,7 +331,9 @@ def test_data_urls_are_held_to_25_mebibytes_in_all() -> None:
 
 def test_stored_messages_name_images_by_key_and_keep_no_url() -> None:
     request_id = UUID(int=7)
-    messages = parse(messages=[*with_parts(build_image(detail="low")), *with_parts(build_image(), build_image())]).messages
+    messages = parse(
+        messages=[*with_parts(build_image(detail="low")), *with_parts(build_image(), build_image())]
+    ).messages
     stored = replace_image_urls(messages, request_id)
     assert [image.image_url for image in list_image_parts(stored)] == [
         {"url": f"horde-r2://{request_id}_chat_0.jpg", "detail": "low"},
@@ -270,16 +350,30 @@ def test_fingerprint_covers_images_by_their_urls_as_submitted() -> None:
 
     first, second = "https://example.com/a.png", "https://example.com/b.png"
     assert fingerprint(first, second) == fingerprint(first, second)
-    assert len({fingerprint(first), fingerprint(second), fingerprint(first, second), fingerprint(second, first)}) == 4
+    assert (
+        len(
+            {
+                fingerprint(first),
+                fingerprint(second),
+                fingerprint(first, second),
+                fingerprint(second, first),
+            }
+        )
+        == 4
+    )
 
 
 def test_fingerprint_is_the_digest_of_the_whole_canonical_document() -> None:
-    chat = parse(messages=with_parts(build_image('https://example.com/"\\u0000"'), build_image(detail="low")))
+    chat = parse(
+        messages=with_parts(build_image('https://example.com/"\\u0000"'), build_image(detail="low"))
+    )
     identity = {
         "messages": chat.messages,
         "params": {"max_length": 512},
         "models": sorted(chat.models),
-        "horde": chat.horde.model_dump(mode="json", exclude=set(OPERATION_FINGERPRINT_EXCLUDED_HORDE_KEYS)),
+        "horde": chat.horde.model_dump(
+            mode="json", exclude=set(OPERATION_FINGERPRINT_EXCLUDED_HORDE_KEYS)
+        ),
     }
     canonical = json.dumps(identity, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     assert build_operation_fingerprint(chat) == hashlib.sha256(canonical.encode()).hexdigest()
@@ -294,7 +388,10 @@ def test_stream_asks_for_progress() -> None:
     ("changes", "errors"),
     [
         ({"max_tokens": 8}, {"params.max_length": "8 is less than the minimum of 16"}),
-        ({"max_completion_tokens": 16385}, {"params.max_length": "16385 is greater than the maximum of 16384"}),
+        (
+            {"max_completion_tokens": 16385},
+            {"params.max_length": "16385 is greater than the maximum of 16384"},
+        ),
         ({"temperature": 5.5}, {"params.temperature": "5.5 is greater than the maximum of 5"}),
         ({"top_p": 0}, {"params.top_p": "0.0 is less than the minimum of 0.001"}),
         (
@@ -304,10 +401,15 @@ def test_stream_asks_for_progress() -> None:
                 "params.presence_penalty": "-3.0 is less than the minimum of -2",
             },
         ),
-        ({"horde": {"max_context_length": 79}}, {"params.max_context_length": "79 is less than the minimum of 80"}),
+        (
+            {"horde": {"max_context_length": 79}},
+            {"params.max_context_length": "79 is less than the minimum of 80"},
+        ),
     ],
 )
-def test_number_outside_its_range_is_not_clamped(changes: dict[str, Any], errors: dict[str, str]) -> None:
+def test_number_outside_its_range_is_not_clamped(
+    changes: dict[str, Any], errors: dict[str, str]
+) -> None:
     with pytest.raises(PayloadInvalid) as refused:
         parse(**changes)
     assert refused.value.extra["errors"] == errors
@@ -346,12 +448,17 @@ def test_openai_guards_ask_for_the_word_json() -> None:
     object_format = {"type": "json_object"}
     parse(response_format=object_format)
     parse(
-        response_format=object_format, messages=[{"role": "system", "content": "Answer in JSON."}], horde={"openai_guards": True}
+        response_format=object_format,
+        messages=[{"role": "system", "content": "Answer in JSON."}],
+        horde={"openai_guards": True},
     )
     refused = refusal_of(response_format=object_format, horde={"openai_guards": True})
     assert (refused.rc, refused.message) == (
         CONFLICT,
-        "'messages' must contain the word 'json' in some form, to use 'response_format' of type 'json_object'.",
+        (
+            "'messages' must contain the word 'json' in some form, to use 'response_format' of type"
+            " 'json_object'."
+        ),
     )
 
 
@@ -359,17 +466,37 @@ def test_openai_guards_ask_for_the_word_json() -> None:
 @pytest.mark.parametrize("stream", [True, False])
 def test_impossible_tool_choice_is_a_conflict(tools: object, stream: bool) -> None:
     assert refusal_of(tools=tools, tool_choice="required", stream=stream).rc is CONFLICT
-    assert refusal_of(tools=tools, parallel_tool_calls=False, stream=stream).message == (
-        "Invalid value for 'parallel_tool_calls': 'parallel_tool_calls' is only allowed when 'tools' are specified."
+    assert (
+        refusal_of(tools=tools, parallel_tool_calls=False, stream=stream).message
+        == "Invalid value for 'parallel_tool_calls': 'parallel_tool_calls' is only allowed when"
+        " 'tools' are specified."
     )
 
 
-# --- what is stored -------------------------------------------------------------------------------------------------
+# --- what is stored
+# -------------------------------------------------------------------------------------------------
 
 NULLS = dict.fromkeys(
     [
-        *("max_tokens", "max_completion_tokens", "temperature", "top_p", "n", "seed", "stop", "stream", "stream_options"),
-        *("presence_penalty", "frequency_penalty", "reasoning_effort", "tools", "tool_choice", "parallel_tool_calls"),
+        *(
+            "max_tokens",
+            "max_completion_tokens",
+            "temperature",
+            "top_p",
+            "n",
+            "seed",
+            "stop",
+            "stream",
+            "stream_options",
+        ),
+        *(
+            "presence_penalty",
+            "frequency_penalty",
+            "reasoning_effort",
+            "tools",
+            "tool_choice",
+            "parallel_tool_calls",
+        ),
         *("response_format", "metadata", "user", "models", "horde"),
     ]
 )
@@ -430,25 +557,55 @@ def test_stop_becomes_a_list_without_repeats(stop: object, stored: list[str] | N
 
 
 def test_clients_values_reach_the_payload() -> None:
-    chat = parse(temperature=0, seed=-5, reasoning_effort="none", max_completion_tokens=64, presence_penalty=1)
+    chat = parse(
+        temperature=0,
+        seed=-5,
+        reasoning_effort="none",
+        max_completion_tokens=64,
+        presence_penalty=1,
+    )
     payload = build_payload(chat)
-    assert (payload["temperature"], payload["seed"], payload["reasoning_effort"]) == (0.0, -5, "none")
+    assert (payload["temperature"], payload["seed"], payload["reasoning_effort"]) == (
+        0.0,
+        -5,
+        "none",
+    )
     assert (payload["max_length"], payload["presence_penalty"]) == (64, 1.0)
 
 
 def test_payload_has_the_shape_of_the_wire_examples() -> None:
-    tools = {"tools": [TOOL], "tool_choice": "auto", "parallel_tool_calls": False, "response_format": {"type": "json_object"}}
-    payload = build_payload(parse(messages=HISTORY, temperature=0.5, stop="\nuser:", max_tokens=512, **tools))
+    tools = {
+        "tools": [TOOL],
+        "tool_choice": "auto",
+        "parallel_tool_calls": False,
+        "response_format": {"type": "json_object"},
+    }
+    payload = build_payload(
+        parse(messages=HISTORY, temperature=0.5, stop="\nuser:", max_tokens=512, **tools)
+    )
     assert list(payload) == [
         *("messages", "tools", "tool_choice", "parallel_tool_calls", "response_format"),
-        *("temperature", "top_p", "frequency_penalty", "presence_penalty", "rep_pen", "top_k", "min_p"),
+        *(
+            "temperature",
+            "top_p",
+            "frequency_penalty",
+            "presence_penalty",
+            "rep_pen",
+            "top_k",
+            "min_p",
+        ),
         *("stop_sequence", "max_length", "max_context_length", "n"),
     ]
     assert {key: payload[key] for key in tools} == tools
 
 
 def test_worker_gets_no_tools_under_none() -> None:
-    chat = parse(tools=[TOOL], tool_choice="none", parallel_tool_calls=True, response_format={"type": "json_object"})
+    chat = parse(
+        tools=[TOOL],
+        tool_choice="none",
+        parallel_tool_calls=True,
+        response_format={"type": "json_object"},
+    )
     assert build_stored_chat_extras(chat) == {
         "tools": [TOOL],
         "tool_choice": "none",
@@ -477,7 +634,11 @@ def test_stream_hint_is_stored_sent_and_no_part_of_the_fingerprint() -> None:
     extras = build_stored_chat_extras(streamed)
     assert extras == {"response_format": {"type": "json_object"}, "stream_progress": True}
     assert build_payload(streamed)["stream_progress"] is True
-    assert (streams_progress(extras), streams_progress(build_stored_chat_extras(chat)), streams_progress(None)) == (
+    assert (
+        streams_progress(extras),
+        streams_progress(build_stored_chat_extras(chat)),
+        streams_progress(None),
+    ) == (
         True,
         False,
         False,
@@ -486,7 +647,11 @@ def test_stream_hint_is_stored_sent_and_no_part_of_the_fingerprint() -> None:
 
 
 def test_moderation_rewrites_texts_and_leaves_calls() -> None:
-    messages = [{"role": "user", "content": [{"type": "text", "text": "bad"}]}, HISTORY[1], HISTORY[2] | {"content": "worse"}]
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "bad"}]},
+        HISTORY[1],
+        HISTORY[2] | {"content": "worse"},
+    ]
     rewritten = rewrite_message_texts(messages, lambda text: "" if text == "bad" else text.upper())
     assert rewritten == [
         {"role": "user", "content": [{"type": "text", "text": ""}]},
@@ -501,7 +666,9 @@ def test_prompt_and_estimate_are_those_of_the_wire_examples() -> None:
         {"role": "system", "content": "You are a terse assistant."},
         {"role": "user", "content": [{"type": "text", "text": "Name one colour."}]},
     ]
-    assert flatten_messages(messages) == "system: You are a terse assistant.\nuser: Name one colour."
+    assert (
+        flatten_messages(messages) == "system: You are a terse assistant.\nuser: Name one colour."
+    )
     assert estimate_chat_prompt_tokens(messages) == 19
 
 
@@ -509,13 +676,20 @@ def test_prompt_and_estimate_are_those_of_the_wire_examples() -> None:
     ("horde", "ids", "is_deny_list"),
     [({}, (), False), ({"only": ["a", "b"]}, ("a", "b"), False), ({"ignore": ["c"]}, ("c",), True)],
 )
-def test_targeting_is_an_allow_or_a_deny_list(horde: dict[str, Any], ids: tuple[str, ...], is_deny_list: bool) -> None:
+def test_targeting_is_an_allow_or_a_deny_list(
+    horde: dict[str, Any], ids: tuple[str, ...], is_deny_list: bool
+) -> None:
     targeting = build_worker_targeting(parse(horde=horde | {"trusted_workers": True}).horde)
     assert (targeting.worker_ids, targeting.is_deny_list) == (ids, is_deny_list)
-    assert (targeting.trusted_workers, targeting.validated_backends, targeting.slow_workers) == (True, False, True)
+    assert (targeting.trusted_workers, targeting.validated_backends, targeting.slow_workers) == (
+        True,
+        False,
+        True,
+    )
 
 
-# --- operation fingerprint ------------------------------------------------------------------------------------------
+# --- operation fingerprint
+# ------------------------------------------------------------------------------------------
 
 KEY = "0b8f6f0e-3c43-4d9f-8f39-6f0c8c0a7d11"
 
@@ -531,8 +705,27 @@ def test_operation_key_is_read_as_a_uuid() -> None:
         ({}, {"max_tokens": 512}),
         ({}, {"temperature": 1, "top_p": 1.0, "frequency_penalty": 0, "presence_penalty": -0.0}),
         ({"temperature": 2}, {"temperature": 2.0}),
-        ({}, {"horde": {"slow_workers": True, "context_fit": "truncate_oldest", "conformance": "strict"}}),
-        ({}, {"horde": {"max_kudos": 5, "dry_run": True, "include_reasoning": False, "availability_mode": "fail_fast"}}),
+        (
+            {},
+            {
+                "horde": {
+                    "slow_workers": True,
+                    "context_fit": "truncate_oldest",
+                    "conformance": "strict",
+                }
+            },
+        ),
+        (
+            {},
+            {
+                "horde": {
+                    "max_kudos": 5,
+                    "dry_run": True,
+                    "include_reasoning": False,
+                    "availability_mode": "fail_fast",
+                }
+            },
+        ),
         ({}, {"horde": {"operation_key": KEY}}),
         ({}, {"model": None, "models": ["m"]}),
         ({"model": None, "models": ["a", "b"]}, {"model": None, "models": ["b", "a"]}),
@@ -542,8 +735,12 @@ def test_operation_key_is_read_as_a_uuid() -> None:
         ({"stop": "a"}, {"stop": ["a", "a"]}),
     ],
 )
-def test_same_operation_has_the_same_fingerprint(changes: dict[str, Any], others: dict[str, Any]) -> None:
-    assert build_operation_fingerprint(parse(**changes)) == build_operation_fingerprint(parse(**others))
+def test_same_operation_has_the_same_fingerprint(
+    changes: dict[str, Any], others: dict[str, Any]
+) -> None:
+    assert build_operation_fingerprint(parse(**changes)) == build_operation_fingerprint(
+        parse(**others)
+    )
 
 
 @pytest.mark.parametrize(
@@ -573,7 +770,8 @@ def test_another_operation_has_another_fingerprint(changes: dict[str, Any]) -> N
     assert len(fingerprint) == 64
 
 
-# --- requirements ---------------------------------------------------------------------------------------------------
+# --- requirements
+# ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -586,25 +784,38 @@ def test_another_operation_has_another_fingerprint(changes: dict[str, Any]) -> N
         ({"tools": [TOOL], "tool_choice": "none"}, []),
         ({"tools": [TOOL]}, ["tools"]),
         ({"tools": [TOOL], "tool_choice": "required"}, ["tool_choice_enforced", "tools"]),
-        ({"tools": [TOOL], "tool_choice": FORCED, "horde": {"conformance": "best_effort"}}, ["tools"]),
+        (
+            {"tools": [TOOL], "tool_choice": FORCED, "horde": {"conformance": "best_effort"}},
+            ["tools"],
+        ),
         (
             {"tools": [TOOL], "response_format": {"type": "json_object"}},
             ["json_object", "tools", "tools_with_response_format"],
         ),
         (
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}, "strict": True}}},
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "a", "schema": {}, "strict": True},
+                }
+            },
             ["json_schema", "structured_output_enforced"],
         ),
     ],
 )
-def test_request_needs_what_its_values_ask_for(changes: dict[str, Any], declarations: list[str]) -> None:
+def test_request_needs_what_its_values_ask_for(
+    changes: dict[str, Any], declarations: list[str]
+) -> None:
     chat = parse(**changes)
     guarantee = ["prompt_overflow_refused"] if chat.horde.conformance == "strict" else []
     assert required_chat_features(chat) == sorted([*declarations, *guarantee])
 
 
 def test_image_part_needs_vision() -> None:
-    image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}]}
+    image = {
+        "role": "user",
+        "content": [{"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}],
+    }
     assert "vision" in required_chat_features(dataclasses.replace(parse(), messages=[image]))
 
 
@@ -617,7 +828,9 @@ def test_image_part_needs_vision() -> None:
         ({"tools": [TOOL], "tool_choice": "none"}, None),
     ],
 )
-def test_tools_temperature_is_set_when_tools_are_forwarded(changes: dict[str, Any], temperature: float | None) -> None:
+def test_tools_temperature_is_set_when_tools_are_forwarded(
+    changes: dict[str, Any], temperature: float | None
+) -> None:
     assert chat_tools_temperature(parse(**changes)) == temperature
 
 
@@ -639,7 +852,10 @@ MESSAGES = st.lists(
     max_size=3,
 ).map(lambda groups: [copy.deepcopy(message) for group in groups for message in group])
 RESPONSE_FORMATS = st.sampled_from([{"type": "text"}, {"type": "json_object"}]) | st.builds(
-    lambda strict: {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "string"}, "strict": strict}},
+    lambda strict: {
+        "type": "json_schema",
+        "json_schema": {"name": "a", "schema": {"type": "string"}, "strict": strict},
+    },
     optional(st.booleans()),
 )
 
@@ -656,17 +872,27 @@ def bodies(draw: st.DrawFn) -> dict[str, Any]:
         "reasoning_effort": draw(optional(st.sampled_from(["none", "low", "xhigh"]))),
         "tools": draw(optional(st.sampled_from([[], [TOOL], [OTHER_TOOL, TOOL]]))),
         "response_format": draw(optional(RESPONSE_FORMATS)),
-        "horde": draw(optional(st.fixed_dictionaries({"conformance": optional(st.sampled_from(["strict", "best_effort"]))}))),
+        "horde": draw(
+            optional(
+                st.fixed_dictionaries(
+                    {"conformance": optional(st.sampled_from(["strict", "best_effort"]))}
+                )
+            )
+        ),
     }
     if body["tools"]:
         body["tool_choice"] = draw(optional(st.sampled_from(["none", "auto", "required", FORCED])))
         body["parallel_tool_calls"] = draw(optional(st.booleans()))
-    missing = draw(st.sets(st.sampled_from([key for key, value in body.items() if value is None] or ["user"])))
+    missing = draw(
+        st.sets(st.sampled_from([key for key, value in body.items() if value is None] or ["user"]))
+    )
     return {key: value for key, value in body.items() if key not in missing}
 
 
 class TestRequirementParity:
-    """The server and the SDK derive the same requirements, so a client's local answer and the routing agree."""
+    """The server and the SDK derive the same requirements, so a client's local answer and the
+    routing agree.
+    """
 
     @given(bodies())
     def test_server_and_sdk_need_the_same_of_a_worker(self, body: dict[str, Any]) -> None:
@@ -674,12 +900,17 @@ class TestRequirementParity:
         assert required_chat_features(chat) == sorted(requirements.declarations)
         assert build_chat_request_traits(chat) == requirements.traits
         assert chat.horde.conformance == requirements.conformance
-        forwarded_temperature = requirements.traits.temperature if requirements.traits.forwards_tools else None
+        forwarded_temperature = (
+            requirements.traits.temperature if requirements.traits.forwards_tools else None
+        )
         assert chat_tools_temperature(chat) == forwarded_temperature
 
     @given(bodies())
     def test_image_parts_need_the_same_on_both_sides(self, body: dict[str, Any]) -> None:
-        image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}]}
+        image = {
+            "role": "user",
+            "content": [{"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}],
+        }
         chat = parse_chat_request(body)
         with_image = dataclasses.replace(chat, messages=[*chat.messages, image])
         requirements = chat_request_requirements(body | {"messages": [*body["messages"], image]})
@@ -688,20 +919,51 @@ class TestRequirementParity:
     @given(bodies())
     def test_popped_job_needs_the_same_features(self, body: dict[str, Any]) -> None:
         chat = parse_chat_request(body)
-        job = ChatJobPayload.from_pop({"chat": True, "id": "job", "model": "m", "payload": build_payload(chat)})
+        job = ChatJobPayload.from_pop(
+            {"chat": True, "id": "job", "model": "m", "payload": build_payload(chat)}
+        )
         features = {feature.value for feature in job.requirements.features}
         assert features == {feature.value for feature in chat_request_requirements(body).features}
 
 
-# --- fuzz -----------------------------------------------------------------------------------------------------------
+# --- fuzz
+# -----------------------------------------------------------------------------------------------------------
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | TEXTS
 VALUES = st.recursive(
-    SCALARS, lambda child: st.lists(child, max_size=3) | st.dictionaries(TEXTS, child, max_size=3), max_leaves=8
+    SCALARS,
+    lambda child: st.lists(child, max_size=3) | st.dictionaries(TEXTS, child, max_size=3),
+    max_leaves=8,
 )
-SHAPES = st.sampled_from([*HISTORY, USER, [USER], HISTORY, TOOL, [TOOL], FORCED, {"type": "json_object"}, "auto", [CALL], ["m"]])
+SHAPES = st.sampled_from(
+    [
+        *HISTORY,
+        USER,
+        [USER],
+        HISTORY,
+        TOOL,
+        [TOOL],
+        FORCED,
+        {"type": "json_object"},
+        "auto",
+        [CALL],
+        ["m"],
+    ]
+)
 KEYS = st.sampled_from(
-    [*NULLS, "model", "messages", "role", "content", "tool_calls", "type", "function", "name", "horde", "only"]
+    [
+        *NULLS,
+        "model",
+        "messages",
+        "role",
+        "content",
+        "tool_calls",
+        "type",
+        "function",
+        "name",
+        "horde",
+        "only",
+    ]
 )
 
 
@@ -712,9 +974,14 @@ def damaged_bodies(draw: st.DrawFn) -> object:
     for _ in range(draw(st.integers(1, 3))):
         place = body
         while isinstance(place, dict | list) and place:
-            step = draw(st.sampled_from(sorted(place) if isinstance(place, dict) else list(range(len(place)))))
+            step = draw(
+                st.sampled_from(
+                    sorted(place) if isinstance(place, dict) else list(range(len(place)))
+                )
+            )
             if draw(st.booleans()) or not isinstance(place[step], dict | list):
-                place[step] = copy.deepcopy(draw(VALUES | SHAPES))  # else the next damage would be done to the shape itself
+                # Else the next damage would be done to the shape itself.
+                place[step] = copy.deepcopy(draw(VALUES | SHAPES))
                 break
             place = place[step]
         if isinstance(place, dict) and draw(st.booleans()):

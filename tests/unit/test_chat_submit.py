@@ -62,7 +62,11 @@ def test_body_with_a_chat_key_is_a_chat_submit(body: dict[str, Any], is_chat: bo
 @pytest.mark.parametrize("key", ["message", "finish_reason", "model_id"])
 @pytest.mark.parametrize("is_null", [True, False])
 def test_reply_needs_each_required_key(key: str, is_null: bool) -> None:
-    body = REPLY | {key: None} if is_null else {name: value for name, value in REPLY.items() if name != key}
+    body = (
+        REPLY | {key: None}
+        if is_null
+        else {name: value for name, value in REPLY.items() if name != key}
+    )
     assert refusal_of(body).message == f"A chat job's submission needs '{key}'."
 
 
@@ -76,13 +80,46 @@ def test_reply_needs_each_required_key(key: str, is_null: bool) -> None:
         ({"message": {"role": "assistant", "content": None}}, "message.content"),
         ({"message": {"role": "assistant", "content": ["Blue."]}}, "message.content"),
         ({"message": {"role": "assistant", "content": "", "tool_calls": []}}, "message.tool_calls"),
-        ({"message": {"role": "assistant", "content": "", "tool_calls": [CALL] * 129}}, "message.tool_calls"),
-        ({"message": {"role": "assistant", "content": "", "tool_calls": [CALL | {"id": ""}]}}, "message.tool_calls[0].id"),
-        ({"message": {"role": "assistant", "content": "", "tool_calls": [CALL | {"id": "x" * 257}]}}, "tool_calls[0].id"),
-        ({"message": {"role": "assistant", "content": "", "tool_calls": [CALL | {"type": "custom"}]}}, "tool_calls[0].type"),
-        ({"message": {"role": "assistant", "content": "", "tool_calls": ["x"]}}, "message.tool_calls[0]"),
-        ({"message": {"role": "assistant", "content": "", "reasoning_content": 1}}, "message.reasoning_content"),
-        ({"message": {"role": "assistant", "content": "", "reasoning_content": "é" * 524_289}}, "message.reasoning_content"),
+        (
+            {"message": {"role": "assistant", "content": "", "tool_calls": [CALL] * 129}},
+            "message.tool_calls",
+        ),
+        (
+            {"message": {"role": "assistant", "content": "", "tool_calls": [CALL | {"id": ""}]}},
+            "message.tool_calls[0].id",
+        ),
+        (
+            {
+                "message": {
+                    "role": "assistant",
+                    "content": "",
+                    "tool_calls": [CALL | {"id": "x" * 257}],
+                }
+            },
+            "tool_calls[0].id",
+        ),
+        (
+            {
+                "message": {
+                    "role": "assistant",
+                    "content": "",
+                    "tool_calls": [CALL | {"type": "custom"}],
+                }
+            },
+            "tool_calls[0].type",
+        ),
+        (
+            {"message": {"role": "assistant", "content": "", "tool_calls": ["x"]}},
+            "message.tool_calls[0]",
+        ),
+        (
+            {"message": {"role": "assistant", "content": "", "reasoning_content": 1}},
+            "message.reasoning_content",
+        ),
+        (
+            {"message": {"role": "assistant", "content": "", "reasoning_content": "é" * 524_289}},
+            "message.reasoning_content",
+        ),
         ({"finish_reason": "eos"}, "finish_reason"),
         ({"finish_reason": "tool_calls"}, "tool_calls"),
         ({"finish_reason": 1}, "finish_reason"),
@@ -101,14 +138,26 @@ def test_malformed_submit_names_its_field(changes: dict[str, Any], field: str) -
 
 
 def test_empty_content_and_zero_counts_are_a_complete_reply() -> None:
-    submission = parse_chat_submission(with_message(content="") | {"prompt_tokens": 0, "reasoning_tokens": 0})
+    submission = parse_chat_submission(
+        with_message(content="") | {"prompt_tokens": 0, "reasoning_tokens": 0}
+    )
     assert submission.message == {"role": "assistant", "content": ""}
-    assert (submission.prompt_tokens, submission.completion_tokens, submission.reasoning_tokens) == (0, None, 0)
+    assert (
+        submission.prompt_tokens,
+        submission.completion_tokens,
+        submission.reasoning_tokens,
+    ) == (0, None, 0)
 
 
 def test_keys_that_backends_add_are_dropped() -> None:
-    body = with_message(refusal=None, annotations=[], tool_calls=[CALL | {"index": 0}], content=None) | {"logprobs": {}}
-    assert parse_chat_submission(body).message == {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    body = with_message(
+        refusal=None, annotations=[], tool_calls=[CALL | {"index": 0}], content=None
+    ) | {"logprobs": {}}
+    assert parse_chat_submission(body).message == {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [CALL],
+    }
 
 
 @pytest.mark.parametrize("state", ["censored", "csam"])
@@ -131,7 +180,11 @@ def test_fault_carries_neither_message_nor_finish_reason() -> None:
 
 def test_fault_in_the_form_of_old_libraries_has_no_reason() -> None:
     submission = parse_chat_submission({"id": "job", "state": "faulted", "generation": "faulted"})
-    assert (submission.state, submission.model_id, submission.fault_reason) == (SubmissionState.FAULTED, None, None)
+    assert (submission.state, submission.model_id, submission.fault_reason) == (
+        SubmissionState.FAULTED,
+        None,
+        None,
+    )
     check_submitted_model(submission, "m")
 
 
@@ -153,29 +206,55 @@ def test_other_model_than_the_assigned_one_is_a_mismatch(body: dict[str, Any]) -
     with pytest.raises(BadRequest) as refused:
         check_submitted_model(submission, "<model-name>")
     assert refused.value.rc is ReturnCode.CHAT_MODEL_MISMATCH
-    assert refused.value.message == "'model_id' has to be '<model-name>', the model this job was assigned."
+    assert (
+        refused.value.message
+        == "'model_id' has to be '<model-name>', the model this job was assigned."
+    )
 
 
 def test_priced_characters_are_content_reasoning_names_and_arguments() -> None:
-    message = {"role": "assistant", "content": "Blue", "reasoning_content": "Hm", "tool_calls": [CALL, CALL]}
-    assert chat_reply_characters(message) == 4 + 2 + 2 * (len("lookup_weather") + len('{"city":"Bergen"}'))
+    message = {
+        "role": "assistant",
+        "content": "Blue",
+        "reasoning_content": "Hm",
+        "tool_calls": [CALL, CALL],
+    }
+    assert chat_reply_characters(message) == 4 + 2 + 2 * (
+        len("lookup_weather") + len('{"city":"Bergen"}')
+    )
     assert chat_reply_characters({"role": "assistant", "content": None, "tool_calls": [CALL]}) == 31
 
 
 def test_stored_reply_replaces_what_postgres_refuses_in_every_string() -> None:
     call = {"id": "a\x00", "type": "function", "function": {"name": "f\x00", "arguments": "\ud800"}}
-    message = {"role": "assistant", "content": "a\x00b", "tool_calls": [call], "reasoning_content": "\x00"}
+    message = {
+        "role": "assistant",
+        "content": "a\x00b",
+        "tool_calls": [call],
+        "reasoning_content": "\x00",
+    }
     assert build_stored_reply(message) == {
         "role": "assistant",
         "content": "a\ufffdb",
-        "tool_calls": [{"id": "a\ufffd", "type": "function", "function": {"name": "f\ufffd", "arguments": "\ufffd"}}],
+        "tool_calls": [
+            {
+                "id": "a\ufffd",
+                "type": "function",
+                "function": {"name": "f\ufffd", "arguments": "\ufffd"},
+            }
+        ],
         "reasoning_content": "\ufffd",
     }
 
 
 def test_stored_reply_has_reasoning_only_when_it_was_submitted() -> None:
-    assert build_stored_reply({"role": "assistant", "content": ""}) == {"role": "assistant", "content": ""}
-    stored = build_stored_reply({"role": "assistant", "content": "", "reasoning_content": "Let me think"})
+    assert build_stored_reply({"role": "assistant", "content": ""}) == {
+        "role": "assistant",
+        "content": "",
+    }
+    stored = build_stored_reply(
+        {"role": "assistant", "content": "", "reasoning_content": "Let me think"}
+    )
     assert stored == {"role": "assistant", "content": "", "reasoning_content": "Let me think"}
 
 
@@ -191,11 +270,19 @@ FORCED = {"tool_choice": {"type": "function", "function": {"name": "lookup_weath
         ("tool_calls", None, "tool_calls"),
     ],
 )
-def test_calls_under_a_forced_function_finish_with_stop(finish_reason: str, extras: Any, stored: str) -> None:
-    assert chat_reply_finish_reason(finish_reason, {"content": None, "tool_calls": [CALL]}, extras) == stored
+def test_calls_under_a_forced_function_finish_with_stop(
+    finish_reason: str, extras: Any, stored: str
+) -> None:
+    assert (
+        chat_reply_finish_reason(finish_reason, {"content": None, "tool_calls": [CALL]}, extras)
+        == stored
+    )
 
 
 def test_fault_messages_are_found_by_the_workers_word() -> None:
-    assert CHAT_WORKER_FAULT_MESSAGES.get("prompt_overflow") == "The worker could not fit the prompt into its context."
+    assert (
+        CHAT_WORKER_FAULT_MESSAGES.get("prompt_overflow")
+        == "The worker could not fit the prompt into its context."
+    )
     assert CHAT_WORKER_FAULT_MESSAGES.get("disk full on alice-pc") is None
     assert len(CHAT_WORKER_FAULT_MESSAGES) == 5

@@ -9,14 +9,18 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "reference" / "code-map.md"
-ROW = re.compile(r"^\| (?P<concept>[^|]+) \| (?P<files>`[^|]+`) \| (?P<symbols>[^|]*) \|$", re.MULTILINE)
+ROW = re.compile(
+    r"^\| (?P<concept>[^|]+) \| (?P<files>`[^|]+`) \| (?P<symbols>[^|]*) \|$", re.MULTILINE
+)
 CODE = re.compile(r"`([^`]+)`")
 
 
 def list_rows() -> list[tuple[str, list[str], list[str]]]:
     """(concept, files or SDK module, symbols) of each row."""
     rows = ROW.finditer(PAGE.read_text(encoding="utf-8"))
-    return [(row["concept"], CODE.findall(row["files"]), CODE.findall(row["symbols"])) for row in rows]
+    return [
+        (row["concept"], CODE.findall(row["files"]), CODE.findall(row["symbols"])) for row in rows
+    ]
 
 
 def names_in(body: list[ast.stmt]) -> dict[str, list[ast.stmt]]:
@@ -63,5 +67,7 @@ def test_a_row_resolves(concept: str, files: list[str], symbols: list[str]) -> N
         paths = [ROOT / name for name in files]
         assert all(path.is_file() for path in paths), concept
         modules = [path for path in paths if path.suffix == ".py"]
-        missing = [symbol for symbol in symbols if not any(defines(path, symbol) for path in modules)]
+        missing = [
+            symbol for symbol in symbols if not any(defines(path, symbol) for path in modules)
+        ]
     assert missing == [], concept

@@ -14,7 +14,11 @@ def read(**variables: str) -> Config:
 
 @pytest.mark.parametrize(
     "url",
-    ["postgresql://user:word@host/name", "postgres://user:word@host/name", "postgresql+psycopg2://user:word@host/name"],
+    [
+        "postgresql://user:word@host/name",
+        "postgres://user:word@host/name",
+        "postgresql+psycopg2://user:word@host/name",
+    ],
 )
 def test_every_spelling_of_the_database_address_names_the_driver(url: str) -> None:
     assert read(DATABASE_URL=url).database_url == "postgresql+psycopg2://user:word@host/name"
@@ -22,7 +26,9 @@ def test_every_spelling_of_the_database_address_names_the_driver(url: str) -> No
 
 def test_the_addresses_of_an_ai_horde_are_understood() -> None:
     parts = {"POSTGRES_URL": "host:5433/name", "POSTGRES_USER": "user", "POSTGRES_PASS": "word"}
-    config = Config.from_environment({"secret_key": "salt", **parts, "REDIS_IP": "redis", "REDIS_PORT": "6380"})
+    config = Config.from_environment(
+        {"secret_key": "salt", **parts, "REDIS_IP": "redis", "REDIS_PORT": "6380"}
+    )
     assert config.database_url == "postgresql+psycopg2://user:word@host:5433/name"
     assert config.redis_url == "redis://redis:6380"
 
@@ -67,25 +73,40 @@ def test_a_malformed_value_is_refused_by_name(name: str, value: str) -> None:
         read(**{name: value})
 
 
-@pytest.mark.parametrize(("value", "is_on"), [("1", True), ("TRUE", True), ("on", True), ("0", False), ("No", False), ("", True)])
+@pytest.mark.parametrize(
+    ("value", "is_on"),
+    [("1", True), ("TRUE", True), ("on", True), ("0", False), ("No", False), ("", True)],
+)
 def test_switches(value: str, is_on: bool) -> None:
     assert read(HORDE_CHAT_ADMISSION_ENABLED=value).chat_admission_enabled is is_on
 
 
 def test_the_limits_of_chat_follow_those_of_text() -> None:
-    config = read(HORDE_TEXT_REQUEST_2SEC_LIMIT_PER_IP="5/second", HORDE_CHAT_REQUEST_90MIN_LIMIT_PER_IP="7/minute")
-    assert (config.chat_request_2sec_limit, config.chat_request_90min_limit) == ("5/second", "7/minute")
+    config = read(
+        HORDE_TEXT_REQUEST_2SEC_LIMIT_PER_IP="5/second",
+        HORDE_CHAT_REQUEST_90MIN_LIMIT_PER_IP="7/minute",
+    )
+    assert (config.chat_request_2sec_limit, config.chat_request_90min_limit) == (
+        "5/second",
+        "7/minute",
+    )
 
 
 def test_lists_are_split_and_parsed() -> None:
-    config = read(ADMINS='["name#1"]', HORDE_TRUSTED_PROXIES="10.0.0.1/8, ::1", HORDE_WHITELISTED_ADDRESSES=" 198.51.100.1 ,")
+    config = read(
+        ADMINS='["name#1"]',
+        HORDE_TRUSTED_PROXIES="10.0.0.1/8, ::1",
+        HORDE_WHITELISTED_ADDRESSES=" 198.51.100.1 ,",
+    )
     assert config.admins == ("name#1",)
     assert config.trusted_proxies == (ip_network("10.0.0.0/8"), ip_network("::1/128"))
     assert config.whitelisted_addresses == ("198.51.100.1",)
 
 
 def test_secrets_do_not_show() -> None:
-    shown = repr(read(REDIS_URL="redis://:word@host", AWS_ACCESS_KEY_ID="word", AWS_SECRET_ACCESS_KEY="word"))
+    shown = repr(
+        read(REDIS_URL="redis://:word@host", AWS_ACCESS_KEY_ID="word", AWS_SECRET_ACCESS_KEY="word")
+    )
     assert "word" not in shown
     assert "salt" not in shown
 
@@ -99,11 +120,21 @@ def test_a_store_needs_both_its_keys(missing: str) -> None:
 
 def test_the_settings_of_the_store() -> None:
     keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
-    config = read(R2_TRANSIENT_ACCOUNT="https://account.example/", R2_SOURCE_IMAGE_BUCKET="images", **keys)
+    config = read(
+        R2_TRANSIENT_ACCOUNT="https://account.example/", R2_SOURCE_IMAGE_BUCKET="images", **keys
+    )
     assert (config.s3_endpoint, config.s3_region) == ("https://account.example", "auto")
     assert (config.source_image_bucket, config.chat_messages_bucket) == ("images", "images")
-    config = read(S3_ENDPOINT="https://store.example", R2_CHAT_MESSAGES_BUCKET="messages", AWS_DEFAULT_REGION="eu", **keys)
-    assert (config.source_image_bucket, config.chat_messages_bucket) == ("stable-horde-source-images", "messages")
+    config = read(
+        S3_ENDPOINT="https://store.example",
+        R2_CHAT_MESSAGES_BUCKET="messages",
+        AWS_DEFAULT_REGION="eu",
+        **keys,
+    )
+    assert (config.source_image_bucket, config.chat_messages_bucket) == (
+        "stable-horde-source-images",
+        "messages",
+    )
     assert config.s3_region == "eu"
 
 
@@ -148,24 +179,38 @@ def test_the_front_refuses_a_malformed_value_by_name(name: str, value: str) -> N
         ({"REDIS_URL": "redis://:word@host:1/0"}, "redis://:word@host:1/7"),
         ({"REDIS_IP": "host", "REDIS_PORT": "1"}, "redis://host:1/7"),
         ({"REDIS_URL": "unix:///run/redis.sock"}, "unix:///run/redis.sock?db=7"),
-        ({"REDIS_URL": "redis://other", "HORDE_OAI_REDIS_URL": "redis://host:1"}, "redis://host:1/7"),
+        (
+            {"REDIS_URL": "redis://other", "HORDE_OAI_REDIS_URL": "redis://host:1"},
+            "redis://host:1/7",
+        ),
         ({"HORDE_OAI_REDIS_URL": "redis://host:1/3"}, "redis://host:1/3"),
         ({"HORDE_OAI_REDIS_URL": "off"}, None),
     ],
 )
-def test_the_front_reads_the_signals_of_the_server_s_redis(variables: dict[str, str], url: str | None) -> None:
+def test_the_front_reads_the_signals_of_the_server_s_redis(
+    variables: dict[str, str], url: str | None
+) -> None:
     assert FrontConfig.from_environment(variables).redis_url == url
 
 
 def test_the_front_needs_no_setting_and_shows_no_secret() -> None:
-    config = FrontConfig.from_environment({"HORDE_OAI_PROXY_PASSKEY": "word", "REDIS_URL": "redis://:word@host"})
+    config = FrontConfig.from_environment(
+        {"HORDE_OAI_PROXY_PASSKEY": "word", "REDIS_URL": "redis://:word@host"}
+    )
     assert "word" not in repr(config)
-    assert (FrontConfig.from_environment({}).listen, FrontConfig.from_environment({}).port) == ("127.0.0.1", 7010)
-    assert FrontConfig.from_environment({"HORDE_OAI_CORS_ORIGINS": "https://a, https://b"}).cors_origins == (
+    assert (FrontConfig.from_environment({}).listen, FrontConfig.from_environment({}).port) == (
+        "127.0.0.1",
+        7010,
+    )
+    assert FrontConfig.from_environment(
+        {"HORDE_OAI_CORS_ORIGINS": "https://a, https://b"}
+    ).cors_origins == (
         "https://a",
         "https://b",
     )
     assert (
-        FrontConfig.from_environment({"HORDE_OAI_NATIVE_URL": "https://horde.example/api/"}).native_url
+        FrontConfig.from_environment(
+            {"HORDE_OAI_NATIVE_URL": "https://horde.example/api/"}
+        ).native_url
         == "https://horde.example/api"
     )

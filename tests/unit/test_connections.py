@@ -67,7 +67,9 @@ def test_a_trickle_ends_although_no_single_pause_is_long(
         trickling.join()
 
 
-def test_what_was_received_buys_time(pair: tuple[socket.socket, BoundedSocket], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_received_buys_time(
+    pair: tuple[socket.socket, BoundedSocket], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(connections, "PATIENCE_SECONDS", 0.0)
     client, server = pair
     client.sendall(bytes(connections.SLOWEST_BYTES_PER_SECOND * 4))

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Finding a Python, with real interpreters' stand-ins: small scripts that say what a real one would."""
+"""Finding a Python, with real interpreters' stand-ins: small scripts that say what a real one
+would.
+"""
 
 import ast
 import sys
@@ -10,7 +12,12 @@ import pytest
 from devtools import bootstrap, command_line
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-RUN_BY_OLD_PYTHONS = ("dev.py", "devtools/__init__.py", "devtools/bootstrap.py", "devtools/command_line.py")
+RUN_BY_OLD_PYTHONS = (
+    "dev.py",
+    "devtools/__init__.py",
+    "devtools/bootstrap.py",
+    "devtools/command_line.py",
+)
 
 
 def make_interpreter(folder: Path, name: str, script: str) -> str:
@@ -35,8 +42,15 @@ def test_python_3_8_can_read(name: str) -> None:
 @pytest.mark.parametrize("name", RUN_BY_OLD_PYTHONS)
 def test_only_the_standard_library_is_needed_to_begin(name: str) -> None:
     tree = ast.parse((ROOT / name).read_text())
-    imported = {alias.name.partition(".")[0] for node in tree.body if isinstance(node, ast.Import) for alias in node.names}
-    imported |= {str(node.module).partition(".")[0] for node in tree.body if isinstance(node, ast.ImportFrom)}
+    imported = {
+        alias.name.partition(".")[0]
+        for node in tree.body
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
+    imported |= {
+        str(node.module).partition(".")[0] for node in tree.body if isinstance(node, ast.ImportFrom)
+    }
     assert imported <= {*sys.stdlib_module_names, "devtools"}
 
 
@@ -45,12 +59,17 @@ def test_this_interpreter_fits() -> None:
 
 
 def test_a_shim_that_fails_is_refused_with_its_words(tmp_path: Path) -> None:
-    shim = make_interpreter(tmp_path, "python3.12", "echo 'pyenv: python3.12: command not found' >&2; exit 127")
+    shim = make_interpreter(
+        tmp_path, "python3.12", "echo 'pyenv: python3.12: command not found' >&2; exit 127"
+    )
     assert bootstrap.probe(shim).refusal == "pyenv: python3.12: command not found"
 
 
 def test_an_old_interpreter_is_refused_with_its_version(tmp_path: Path) -> None:
-    assert bootstrap.probe(make_interpreter(tmp_path, "python3", say_version("3 9 18"))).refusal == "version 3.9.18"
+    assert (
+        bootstrap.probe(make_interpreter(tmp_path, "python3", say_version("3 9 18"))).refusal
+        == "version 3.9.18"
+    )
 
 
 def test_the_real_path_behind_a_shim_is_used(tmp_path: Path) -> None:
@@ -62,7 +81,9 @@ def test_a_broken_shim_does_not_hide_what_stands_behind_it(tmp_path: Path) -> No
     make_interpreter(tmp_path / "shims", "python3.12", "exit 127")
     behind = make_interpreter(tmp_path / "usr", "python3.12", say_version("3 12 1"))
     environment = {"PATH": f"{tmp_path / 'shims'}:{tmp_path / 'usr'}", "HOME": str(tmp_path)}
-    found = [path for path in bootstrap.list_candidates(environment) if path.startswith(str(tmp_path))]
+    found = [
+        path for path in bootstrap.list_candidates(environment) if path.startswith(str(tmp_path))
+    ]
     assert found == [str(tmp_path / "shims" / "python3.12"), behind]
 
 
@@ -70,18 +91,28 @@ def test_pyenv_versions_are_sorted_by_number_and_old_ones_left_out(tmp_path: Pat
     for version in ("3.9.18", "3.13.0", "3.12.1", "3.8.18", "3.12.11"):
         make_interpreter(tmp_path / "versions" / version / "bin", "python3", "exit 1")
     environment = {"PATH": "", "HOME": str(tmp_path / "home"), "PYENV_ROOT": str(tmp_path)}
-    found = [path for path in bootstrap.list_candidates(environment) if path.startswith(str(tmp_path))]
-    assert [bootstrap.version_in_path(path) for path in found] == [(3, 12, 11), (3, 12, 1), (3, 13, 0)]
+    found = [
+        path for path in bootstrap.list_candidates(environment) if path.startswith(str(tmp_path))
+    ]
+    assert [bootstrap.version_in_path(path) for path in found] == [
+        (3, 12, 11),
+        (3, 12, 1),
+        (3, 13, 0),
+    ]
 
 
 def test_the_override_is_the_only_candidate(tmp_path: Path) -> None:
     override = make_interpreter(tmp_path, "mine", "echo no >&2; exit 1")
-    with pytest.raises(bootstrap.SetupError, match=r"mine \(no\); point HORDE_PYTHON at another one or unset it"):
+    with pytest.raises(
+        bootstrap.SetupError, match=r"mine \(no\); point HORDE_PYTHON at another one or unset it"
+    ):
         bootstrap.find_python({"HORDE_PYTHON": override})
 
 
 def test_the_refusal_says_what_was_tried_and_what_to_do() -> None:
-    text = bootstrap.describe_refusals([bootstrap.Probe("/usr/bin/python3", "", "version 3.9.2")], is_override=False)
+    text = bootstrap.describe_refusals(
+        [bootstrap.Probe("/usr/bin/python3", "", "version 3.9.2")], is_override=False
+    )
     assert "/usr/bin/python3 (version 3.9.2)" in text
     assert "HORDE_PYTHON" in text
     assert text.count(". ") == 0  # one sentence
@@ -106,6 +137,8 @@ def test_options_after_test_belong_to_pytest() -> None:
     assert command_line.parse(["test", "-k", "chat", "--pdb"]).rest == ["-k", "chat", "--pdb"]
 
 
-def test_the_state_folder_is_that_of_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_state_folder_is_that_of_the_caller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert command_line.parse(["run", "--state", "here"]).state == str(tmp_path / "here")

@@ -32,13 +32,19 @@ def list_direct(group: str) -> list[Requirement]:
     """What a group names, with what the groups it includes name."""
     found: list[Requirement] = []
     for entry in read_project()["dependency-groups"][group]:
-        found += [Requirement(entry)] if isinstance(entry, str) else list_direct(entry["include-group"])
+        found += (
+            [Requirement(entry)] if isinstance(entry, str) else list_direct(entry["include-group"])
+        )
     return found
 
 
 def read_pins(name: str) -> dict[str, str]:
     """Package to version."""
-    lines = [line.partition(" ;")[0] for line in (ROOT / name).read_text().splitlines() if line and line.lstrip()[0] != "#"]
+    lines = [
+        line.partition(" ;")[0]
+        for line in (ROOT / name).read_text().splitlines()
+        if line and line.lstrip()[0] != "#"
+    ]
     pins = dict(line.split("==") for line in lines)  # raises for a line that pins nothing
     return {canonicalize_name(package): version for package, version in pins.items()}
 
@@ -49,7 +55,9 @@ def test_every_direct_dependency_is_pinned_within_its_range(group: str) -> None:
     wrong = [
         str(requirement)
         for requirement in list_direct(group)
-        if not requirement.specifier.contains(Version(pins.get(canonicalize_name(requirement.name), "0")), prereleases=True)
+        if not requirement.specifier.contains(
+            Version(pins.get(canonicalize_name(requirement.name), "0")), prereleases=True
+        )
     ]
     assert wrong == []
 
@@ -57,8 +65,16 @@ def test_every_direct_dependency_is_pinned_within_its_range(group: str) -> None:
 @pytest.mark.parametrize("group", FILES)
 def test_a_pinned_file_comes_from_its_group(group: str) -> None:
     text = (ROOT / FILES[group]).read_text()
-    assert f"uv pip compile --universal --python-version 3.12 --group {group} pyproject.toml -o {FILES[group]}" in text
-    named = set(re.findall(r"via horde \(pyproject\.toml:(\w[\w-]*)\)|#   horde \(pyproject\.toml:(\w[\w-]*)\)", text))
+    assert (
+        f"uv pip compile --universal --python-version 3.12 --group {group} pyproject.toml -o"
+        f" {FILES[group]}" in text
+    )
+    named = set(
+        re.findall(
+            r"via horde \(pyproject\.toml:(\w[\w-]*)\)|#   horde \(pyproject\.toml:(\w[\w-]*)\)",
+            text,
+        )
+    )
     assert {first or second for first, second in named} <= {group, "server", "bridge", "embedded"}
 
 
@@ -78,7 +94,11 @@ def test_every_javascript_library_is_pinned_by_its_hash_and_none_by_an_address()
     packages = json.loads((CLIENTS / "package-lock.json").read_text())["packages"]
     assert packages.pop("")["dependencies"] == wanted
     assert {name: packages[f"node_modules/{name}"]["version"] for name in wanted} == wanted
-    assert [name for name, package in packages.items() if "resolved" in package or "integrity" not in package] == []
+    assert [
+        name
+        for name, package in packages.items()
+        if "resolved" in package or "integrity" not in package
+    ] == []
 
 
 def test_the_demo_model_stays_out_of_the_compiled_files() -> None:

@@ -38,7 +38,11 @@ def test_every_port_of_the_store_is_named(part: str) -> None:
 def test_the_worker_of_the_store_finds_the_admin_part() -> None:
     ports = find_store_ports()
     assert len(set(ports)) == len(ports) == 2 * len(PARTS)
-    assert ports[-1] == ports[PARTS.index("admin")] + ADMIN_GRPC_OFFSET < processes.EPHEMERAL_PORTS_START
+    assert (
+        ports[-1]
+        == ports[PARTS.index("admin")] + ADMIN_GRPC_OFFSET
+        < processes.EPHEMERAL_PORTS_START
+    )
 
 
 @pytest.mark.parametrize(("durable", "line"), [(True, "appendonly yes"), (False, "appendonly no")])
@@ -54,18 +58,24 @@ def test_ports_are_below_those_the_kernel_lends() -> None:
 
 
 def test_a_request_is_signed_as_aws_signs_it() -> None:
-    # The key, secret and time of AWS' own examples; the signature was computed with botocore 1.44.8.
-    store = Store("http://127.0.0.1:8333", "AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY")
+    # The key, secret and time of AWS' own examples; the signature was computed with botocore
+    # 1.44.8.
+    store = Store(
+        "http://127.0.0.1:8333", "AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"
+    )
     headers = store.sign("PUT", "/bucket/key", b"hello", datetime(2015, 8, 30, 12, 36, tzinfo=UTC))
-    assert headers["authorization"] == (
-        "AWS4-HMAC-SHA256 Credential=AKIDEXAMPLE/20150830/auto/s3/aws4_request, "
+    assert (
+        headers["authorization"]
+        == "AWS4-HMAC-SHA256 Credential=AKIDEXAMPLE/20150830/auto/s3/aws4_request, "
         "SignedHeaders=host;x-amz-content-sha256;x-amz-date, "
         "Signature=4ea70fb374dc9dbc158e201f9f9394b5a68124edbd85d4ecaebfac86b0e0e287"
     )
 
 
 def test_the_settings_of_an_application_are_complete() -> None:
-    addresses = ServiceAddresses("postgresql://d", "redis://r", "http://s", "key", "secret", "bucket")
+    addresses = ServiceAddresses(
+        "postgresql://d", "redis://r", "http://s", "key", "secret", "bucket"
+    )
     assert addresses.build_environment() == {
         "DATABASE_URL": "postgresql://d",
         "REDIS_URL": "redis://r",
@@ -98,7 +108,9 @@ def test_a_link_in_place_of_a_folder_is_refused(tmp_path: Path) -> None:
 def test_a_program_that_is_missing_is_reported_with_its_log(tmp_path: Path) -> None:
     child = Child("ghost", ["/no/such/program"], tmp_path / "ghost.log")
     child.start()
-    with pytest.raises(StartFailed, match=r"ghost ended with 127\n  /no/such/program: No such file or directory"):
+    with pytest.raises(
+        StartFailed, match=r"ghost ended with 127\n  /no/such/program: No such file or directory"
+    ):
         child.wait_until(lambda _: False, 10)
 
 
@@ -114,12 +126,14 @@ def test_a_silent_program_is_reported(tmp_path: Path) -> None:
 
 def test_a_child_can_be_interrupted_though_its_launcher_ignores_that(tmp_path: Path) -> None:
     script = (
-        "import signal; from pathlib import Path; from devtools.processes import Child\n"
-        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        f"child = Child('c', ['/bin/sleep', '60'], Path({str(tmp_path / 'log')!r})); child.start()\n"
-        "import time; time.sleep(0.5); child.stop(5); print(child.process.returncode)"
+        "import signal; from pathlib import Path; from devtools.processes import"
+        " Child\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nchild = Child('c', ['/bin/sleep',"
+        f" '60'], Path({str(tmp_path / 'log')!r})); child.start()\nimport time; time.sleep(0.5);"
+        " child.stop(5); print(child.process.returncode)"
     )
-    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=True)
+    answer = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=True
+    )
     assert answer.stdout.strip() == "-15"
 
 

@@ -29,16 +29,24 @@ def test_the_printed_request_is_valid_for_a_shell() -> None:
     body = json.loads(words[words.index("-d") + 1])
     assert body["model"] == "some/model"
     assert (body["temperature"], body["max_tokens"]) == (0, 64)
-    assert body["messages"][0] == {"role": "system", "content": "You are a helpful assistant. Answer briefly."}
+    assert body["messages"][0] == {
+        "role": "system",
+        "content": "You are a helpful assistant. Answer briefly.",
+    }
     assert "apikey: a'key" in words
     assert words[2] == "http://127.0.0.1:7001/api/v2/generate/chat/async"
 
 
 def test_the_printed_python_is_whole_whatever_the_key() -> None:
-    shell, *lines, end = stack.build_openai_example("http://127.0.0.1:7010", "a'k\\ey", "some/model")
+    shell, *lines, end = stack.build_openai_example(
+        "http://127.0.0.1:7010", "a'k\\ey", "some/model"
+    )
     assert (shell, end) == (".venv/bin/python <<'END'", "END")
     calls = [node for node in ast.walk(ast.parse("\n".join(lines))) if isinstance(node, ast.Call)]
-    said = [{word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg != "messages"} for call in calls]
+    said = [
+        {word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg != "messages"}
+        for call in calls
+    ]
     assert {"base_url": "http://127.0.0.1:7010/v1", "api_key": "a'k\\ey"} in said
     assert {"model": "some/model", "temperature": 0, "max_tokens": 64} in said
 
@@ -53,7 +61,10 @@ def test_a_state_has_one_supervisor_and_a_killed_one_leaves_it_free(tmp_path: Pa
     try:
         assert holder.stdout.readline() == b"held\n"
         assert stack.read_holder(tmp_path) == holder.pid
-        with pytest.raises(StartFailed, match=r"a stack runs in .* already"), stack.hold_state(tmp_path):
+        with (
+            pytest.raises(StartFailed, match=r"a stack runs in .* already"),
+            stack.hold_state(tmp_path),
+        ):
             pass
     finally:
         holder.kill()

@@ -22,7 +22,12 @@ from horde.app import RESOURCE_MODULES
 from horde.chat_contract import ChatHordeOptions, ChatRequestRefused
 from horde.classes.kobold._chat_params import ACCEPTED_KEYS
 from horde.classes.kobold.chat_request import CHAT_WORKER_FAULT_MESSAGES
-from horde.classes.kobold.text_params import CHAT_PENALTY_RANGES, TEXT_PARAM_RANGES, TEXT_PARAM_SWITCHES, NumberRange
+from horde.classes.kobold.text_params import (
+    CHAT_PENALTY_RANGES,
+    TEXT_PARAM_RANGES,
+    TEXT_PARAM_SWITCHES,
+    NumberRange,
+)
 from horde.classes.kobold.text_request import TextRequestBody
 from horde.return_codes import ReturnCode
 
@@ -32,7 +37,8 @@ REFERENCE = DOCS / "reference"
 PAGES = sorted(DOCS.rglob("*.md"))
 LINKED_FILES = [*PAGES, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))]
 CODE = sorted((ROOT / "horde").rglob("*.py"))
-NEVER_RAISED: dict[ReturnCode, set[int]] = {ReturnCode.CHAT_WORKER_FAULT: set()}  # a value of `fault_rc` alone
+# A value of `fault_rc` alone.
+NEVER_RAISED: dict[ReturnCode, set[int]] = {ReturnCode.CHAT_WORKER_FAULT: set()}
 RAISED_BY_VALUE = {  # the default of a class, or handed to a function that raises
     ReturnCode.BAD_REQUEST: 400,
     ReturnCode.FORBIDDEN: 403,
@@ -61,7 +67,9 @@ def read_codes(cell: str) -> list[str]:
 
 def read_section(page: Path, heading: str) -> str:
     """The text below a heading, up to the next one."""
-    found = re.search(rf"^#+ {re.escape(heading)}\n(.*?)(?=^#+ |\Z)", page.read_text(), re.MULTILINE | re.DOTALL)
+    found = re.search(
+        rf"^#+ {re.escape(heading)}\n(.*?)(?=^#+ |\Z)", page.read_text(), re.MULTILINE | re.DOTALL
+    )
     assert found, f"{page.name} has no section {heading!r}"
     return found[1]
 
@@ -115,20 +123,31 @@ def test_every_relative_link_resolves(page: Path) -> None:
 
 def test_the_index_links_every_page_but_the_numbered_records() -> None:
     linked = {
-        (DOCS / target.partition("#")[0]).resolve() for target in re.findall(r"\]\(([^)]+)\)", (DOCS / "README.md").read_text())
+        (DOCS / target.partition("#")[0]).resolve()
+        for target in re.findall(r"\]\(([^)]+)\)", (DOCS / "README.md").read_text())
     }
-    expected = {page for page in PAGES if page.parent.name != "decisions" and page != DOCS / "README.md"}
+    expected = {
+        page for page in PAGES if page.parent.name != "decisions" and page != DOCS / "README.md"
+    }
     assert sorted(map(get_name, expected - linked)) == []
 
 
 def test_every_page_and_section_that_the_code_names_exists() -> None:
     missing = []
     for path in CODE:
-        for page, sections in re.findall(r'(docs/[\w./-]+\.md)((?:,? (?:and )?"[^"]+")*)', path.read_text()):
+        for page, sections in re.findall(
+            r'(docs/[\w./-]+\.md)((?:,? (?:and )?"[^"]+")*)', path.read_text()
+        ):
             target = ROOT / page
-            titles = re.findall(r"^#+ (.+)$", target.read_text(), re.MULTILINE) if target.exists() else []
+            titles = (
+                re.findall(r"^#+ (.+)$", target.read_text(), re.MULTILINE)
+                if target.exists()
+                else []
+            )
             wanted = re.findall(r'"([^"]+)"', sections)
-            missing += [(get_name(path), page, section) for section in wanted if section not in titles]
+            missing += [
+                (get_name(path), page, section) for section in wanted if section not in titles
+            ]
             missing += [] if target.exists() else [(get_name(path), page, "")]
     assert missing == []
 
@@ -151,28 +170,45 @@ def test_what_the_bridge_warns_of_is_explained() -> None:
     code = "".join(path.read_text() for path in CODE if path.parent.name == "bridge")
     events = set(re.findall(r'logger\.(?:warning|error)\(\s*"horde\.bridge\.(\w+)"', code))
     assert len(events) > 10
-    assert {event for event in events if not re.search(rf"`(horde\.bridge\.)?{event}`", page)} == set()
+    assert {
+        event for event in events if not re.search(rf"`(horde\.bridge\.)?{event}`", page)
+    } == set()
 
 
 def test_every_route_is_documented_and_no_other() -> None:
     rows = [row for row in iter_rows((REFERENCE / "routes.md").read_text()) if "Path" in row]
-    documented = [(method, read_codes(row["Path"])[0]) for row in rows for method in row["Method"].split(", ")]
+    documented = [
+        (method, read_codes(row["Path"])[0]) for row in rows for method in row["Method"].split(", ")
+    ]
     assert len(documented) == len(set(documented))
     assert set(documented) == list_app_routes()
 
 
 def list_raised_statuses() -> dict[ReturnCode, set[int]]:
-    """The statuses each code is raised under: a refusal's class has one, and the code stands in its call."""
-    classes = {name: kind for name, kind in vars(exceptions).items() if isinstance(kind, type) and issubclass(kind, Exception)}
+    """The statuses each code is raised under: a refusal's class has one, and the code stands in its
+    call.
+    """
+    classes = {
+        name: kind
+        for name, kind in vars(exceptions).items()
+        if isinstance(kind, type) and issubclass(kind, Exception)
+    }
     classes |= {"ChatRequestRefused": ChatRequestRefused}
     statuses: dict[ReturnCode, set[int]] = defaultdict(set)
     for path in CODE:
         for node in ast.walk(ast.parse(path.read_text())):
-            kind = classes.get(node.func.id) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else None
+            kind = (
+                classes.get(node.func.id)
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+                else None
+            )
             if kind is None:
                 continue
             for argument in ast.walk(node):
-                if isinstance(argument, ast.Attribute) and getattr(argument.value, "id", "") == "ReturnCode":
+                if (
+                    isinstance(argument, ast.Attribute)
+                    and getattr(argument.value, "id", "") == "ReturnCode"
+                ):
                     statuses[ReturnCode[argument.attr]].add(kind.status)
     return statuses
 
@@ -206,14 +242,26 @@ TEXT_BUILDERS = (
     shapes.build_submit_input,
     shapes.build_submitted,
 )
-CHAT_BUILDERS = (shapes.build_chat_request, shapes.build_chat_status, shapes.build_pop_input, shapes.build_submit_input)
+CHAT_BUILDERS = (
+    shapes.build_chat_request,
+    shapes.build_chat_status,
+    shapes.build_pop_input,
+    shapes.build_submit_input,
+)
 
 
 @pytest.mark.parametrize("build", [*TEXT_BUILDERS, *CHAT_BUILDERS])
 def test_every_key_of_a_shape_is_documented(build: Any) -> None:
-    pages = ["chat_requests.md", "text_requests.md"] if build in CHAT_BUILDERS else ["text_requests.md"]
+    pages = (
+        ["chat_requests.md", "text_requests.md"] if build in CHAT_BUILDERS else ["text_requests.md"]
+    )
     documented = {code for page in pages for code in read_codes((REFERENCE / page).read_text())}
-    missing = [(name, key) for name, fields in list_models(build) for key in fields if key not in documented]
+    missing = [
+        (name, key)
+        for name, fields in list_models(build)
+        for key in fields
+        if key not in documented
+    ]
     assert missing == []
 
 
@@ -226,10 +274,16 @@ def test_every_key_of_a_shape_is_documented(build: Any) -> None:
         (TextSubmitBody, "text_requests.md", "Submit"),
     ],
 )
-def test_every_key_of_a_body_is_documented_with_its_default(model: type[BaseModel], page: str, heading: str) -> None:
+def test_every_key_of_a_body_is_documented_with_its_default(
+    model: type[BaseModel], page: str, heading: str
+) -> None:
     rows = read_rows_by_code(page, heading)
-    documented = {name: (rows[name]["Default"] if name in rows else "missing") for name in model.model_fields}
-    optional = {name: default for name, default in documented.items() if not default.startswith("required")}
+    documented = {
+        name: (rows[name]["Default"] if name in rows else "missing") for name in model.model_fields
+    }
+    optional = {
+        name: default for name, default in documented.items() if not default.startswith("required")
+    }
     assert optional == {name: describe_default(model, name) for name in optional}
     must = {name for name, field in model.model_fields.items() if field.is_required()}
     assert must <= documented.keys() - optional.keys()
@@ -245,7 +299,9 @@ def describe_default(model: type[BaseModel], name: str) -> str:
 
 
 def test_every_option_of_the_horde_object_is_one() -> None:
-    assert set(read_rows_by_code("chat_requests.md", "The horde object")) == set(ChatHordeOptions.model_fields)
+    assert set(read_rows_by_code("chat_requests.md", "The horde object")) == set(
+        ChatHordeOptions.model_fields
+    )
 
 
 def test_every_key_of_a_chat_request_is_documented_and_no_other() -> None:
@@ -254,9 +310,17 @@ def test_every_key_of_a_chat_request_is_documented_and_no_other() -> None:
 
 
 def test_the_document_of_the_routes_has_the_keys_that_are_read() -> None:
-    text, chat = dict(list_models(shapes.build_text_request)), dict(list_models(shapes.build_chat_request))
+    text, chat = (
+        dict(list_models(shapes.build_text_request)),
+        dict(list_models(shapes.build_chat_request)),
+    )
     assert set(text["GenerationInputKobold"]) == set(TextRequestBody.model_fields)
-    assert set(text["ModelPayloadKobold"]) == {*TEXT_PARAM_RANGES, *TEXT_PARAM_SWITCHES, "sampler_order", "stop_sequence"}
+    assert set(text["ModelPayloadKobold"]) == {
+        *TEXT_PARAM_RANGES,
+        *TEXT_PARAM_SWITCHES,
+        "sampler_order",
+        "stop_sequence",
+    }
     assert set(chat["ChatRequest"]) == ACCEPTED_KEYS
     assert set(chat["ChatHordeOptions"]) == set(ChatHordeOptions.model_fields)
 
@@ -264,7 +328,9 @@ def test_the_document_of_the_routes_has_the_keys_that_are_read() -> None:
 def test_the_document_of_the_routes_has_the_ranges_that_are_checked() -> None:
     fields = dict(list_models(shapes.build_text_request))["ModelPayloadKobold"]
     documented = {name: (fields[name].minimum, fields[name].maximum) for name in TEXT_PARAM_RANGES}
-    assert documented == {name: (bounds.minimum, bounds.maximum) for name, bounds in TEXT_PARAM_RANGES.items()}
+    assert documented == {
+        name: (bounds.minimum, bounds.maximum) for name, bounds in TEXT_PARAM_RANGES.items()
+    }
 
 
 def describe_range(bounds: NumberRange) -> str:
@@ -276,7 +342,8 @@ def test_every_param_is_documented_with_its_range() -> None:
     rows = read_rows_by_code("text_requests.md", "Params")
     numbers = {name: row for name, row in rows.items() if row["Range"]}
     assert {name: (row["Type"], row["Range"]) for name, row in numbers.items()} == {
-        name: ("integer" if bounds.is_integer else "number", describe_range(bounds)) for name, bounds in TEXT_PARAM_RANGES.items()
+        name: ("integer" if bounds.is_integer else "number", describe_range(bounds))
+        for name, bounds in TEXT_PARAM_RANGES.items()
     }
     assert {name for name, row in rows.items() if row["Type"] == "boolean"} == TEXT_PARAM_SWITCHES
     assert rows.keys() - numbers.keys() - TEXT_PARAM_SWITCHES == {"sampler_order", "stop_sequence"}
@@ -292,10 +359,18 @@ def test_every_param_is_documented_with_its_range() -> None:
     ],
 )
 def test_a_range_of_a_chat_key_is_documented(key: str, bounds: NumberRange) -> None:
-    assert describe_range(bounds) in read_rows_by_code("chat_requests.md", "Request body")[key]["Meaning"]
+    assert (
+        describe_range(bounds)
+        in read_rows_by_code("chat_requests.md", "Request body")[key]["Meaning"]
+    )
 
 
 def test_every_fault_reason_is_documented_and_no_other() -> None:
     section = read_section(REFERENCE / "chat_requests.md", "Structured submit")
-    documented = [code for row in iter_rows(section) if "`fault_reason`" in row for code in read_codes(row["`fault_reason`"])]
+    documented = [
+        code
+        for row in iter_rows(section)
+        if "`fault_reason`" in row
+        for code in read_codes(row["`fault_reason`"])
+    ]
     assert sorted(documented) == sorted(CHAT_WORKER_FAULT_MESSAGES)

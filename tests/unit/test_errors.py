@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Every failure is JSON, inside resources and outside of them. No services: the application is made of the frame alone."""
+"""Every failure is JSON, inside resources and outside of them. No services: the application is made
+of the frame alone.
+"""
 
 import logging
 
@@ -60,7 +62,11 @@ def client() -> FlaskClient:
         (
             "schema",
             400,
-            {"message": "Input payload validation failed", "errors": {"params.n": "is too large"}, "rc": "BadRequest"},
+            {
+                "message": "Input payload validation failed",
+                "errors": {"params.n": "is too large"},
+                "rc": "BadRequest",
+            },
         ),
         ("locked", 423, {"message": "In use.", "rc": "Locked"}),
         ("away", 503, {"message": "The database cannot be reached."}),
@@ -68,7 +74,9 @@ def client() -> FlaskClient:
         ("abort", 400, {"message": "No.", "errors": {"a": "b"}, "rc": "BadRequest"}),
     ],
 )
-def test_a_failure_of_a_route_is_its_message_and_code(client: FlaskClient, name: str, status: int, body: object) -> None:
+def test_a_failure_of_a_route_is_its_message_and_code(
+    client: FlaskClient, name: str, status: int, body: object
+) -> None:
     answer = client.get(f"/api/fail/{name}")
     assert (answer.status_code, answer.json) == (status, body)
     assert answer.headers["Content-Type"] == "application/json; charset=utf-8"
@@ -95,10 +103,14 @@ def test_a_wrong_method_says_which_are_right(client: FlaskClient) -> None:
     assert set(answer.json) == {"message"}
 
 
-def test_a_bug_is_logged_with_its_place_and_without_its_text(client: FlaskClient, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bug_is_logged_with_its_place_and_without_its_text(
+    client: FlaskClient, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.DEBUG):
         client.get("/api/fail/bug")
-    (record,) = [record for record in caplog.records if record.getMessage() == "horde.request.failed"]
+    (record,) = [
+        record for record in caplog.records if record.getMessage() == "horde.request.failed"
+    ]
     assert record.error_class == "builtins.ValueError"  # type: ignore[attr-defined]
     assert "test_errors.py" in record.stack  # type: ignore[attr-defined]
     assert MARKER not in caplog.text
@@ -109,8 +121,17 @@ def test_a_bug_is_logged_with_its_place_and_without_its_text(client: FlaskClient
 def test_browsers_may_read_every_answer(client: FlaskClient, path: str) -> None:
     headers = client.get(path, headers={"Origin": "https://example.org"}).headers
     assert headers["Access-Control-Allow-Origin"] == "*"
-    assert set(headers["Access-Control-Allow-Methods"].split(", ")) == {"POST", "GET", "OPTIONS", "PUT", "DELETE", "PATCH"}
-    assert {"Content-Type", "apikey", "Client-Agent", "X-Fields"} <= set(headers["Access-Control-Allow-Headers"].split(", "))
+    assert set(headers["Access-Control-Allow-Methods"].split(", ")) == {
+        "POST",
+        "GET",
+        "OPTIONS",
+        "PUT",
+        "DELETE",
+        "PATCH",
+    }
+    assert {"Content-Type", "apikey", "Client-Agent", "X-Fields"} <= set(
+        headers["Access-Control-Allow-Headers"].split(", ")
+    )
     assert headers["Horde-Node"].count(":") == 2
 
 
@@ -125,13 +146,18 @@ def test_browsers_may_read_every_answer(client: FlaskClient, path: str) -> None:
         ("name{deep},count{deep},inner", [{"name": "é", "count": 1, "inner": {"a": 1, "b": 2}}]),
     ],
 )
-def test_an_answer_is_narrowed_to_the_fields_asked_for(client: FlaskClient, mask: str, body: object) -> None:
+def test_an_answer_is_narrowed_to_the_fields_asked_for(
+    client: FlaskClient, mask: str, body: object
+) -> None:
     answer = client.get("/api/fail/list", headers={"X-Fields": mask})
     assert (answer.status_code, answer.json) == (200, body)
 
 
 def test_a_refusal_is_not_narrowed(client: FlaskClient) -> None:
-    assert client.get("/api/fail/locked", headers={"X-Fields": "a"}).json == {"message": "In use.", "rc": "Locked"}
+    assert client.get("/api/fail/locked", headers={"X-Fields": "a"}).json == {
+        "message": "In use.",
+        "rc": "Locked",
+    }
 
 
 @pytest.mark.parametrize("mask", ["{", "}", "a,,b", ",", "a{", "a}", "{a", "{" * 4000])

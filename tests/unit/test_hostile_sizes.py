@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""A body of very many bad values is refused as quickly, and as briefly, as one of a single bad value."""
+"""A body of very many bad values is refused as quickly, and as briefly, as one of a single bad
+value.
+"""
 
 import json
 import time
@@ -44,10 +46,27 @@ def parse_submit(body: Any) -> object:
         (parse_chat_request, {"model": "m", "messages": USER, "horde": KEYS}),
         (parse_chat_request, {"model": "m", "messages": USER, "horde": {"only": MANY}}),
         (parse_chat_request, {"model": "m", "messages": USER, "tools": [KEYS]}),
-        (parse_chat_request, {"model": "m", "messages": USER, "tools": [{"type": "function", "function": KEYS}] * 128}),
-        (parse_chat_request, {"model": "m", "messages": USER, "tools": [{"type": "function", "function": {"name": "f"} | KEYS}]}),
+        (
+            parse_chat_request,
+            {
+                "model": "m",
+                "messages": USER,
+                "tools": [{"type": "function", "function": KEYS}] * 128,
+            },
+        ),
+        (
+            parse_chat_request,
+            {
+                "model": "m",
+                "messages": USER,
+                "tools": [{"type": "function", "function": {"name": "f"} | KEYS}],
+            },
+        ),
         (parse_chat_request, {"model": "m", "messages": USER, "response_format": KEYS}),
-        (parse_chat_request, {"model": "m", "messages": [{"role": "assistant", "tool_calls": [KEYS]}]}),
+        (
+            parse_chat_request,
+            {"model": "m", "messages": [{"role": "assistant", "tool_calls": [KEYS]}]},
+        ),
         (parse_chat_request, {"model": "m", "messages": [{"role": "user", "content": MANY}]}),
         (parse_chat_request, {"model": "m", "messages": [{"role": "user", "content": "x"} | KEYS]}),
         (parse_chat_request, {"models": MANY, "messages": USER}),
@@ -55,7 +74,9 @@ def parse_submit(body: Any) -> object:
         (parse_chat_request, {"model": "m", "messages": USER} | KEYS),
     ],
 )
-def test_very_many_bad_values_are_refused_at_once(parse: Callable[[Any], object], body: Any) -> None:
+def test_very_many_bad_values_are_refused_at_once(
+    parse: Callable[[Any], object], body: Any
+) -> None:
     started = time.monotonic()
     with pytest.raises(BadRequest) as refused:
         parse(body)
@@ -65,7 +86,9 @@ def test_very_many_bad_values_are_refused_at_once(parse: Callable[[Any], object]
 
 def test_an_unknown_key_is_named_among_very_many_good_ones() -> None:
     with pytest.raises(BadRequest, match=r"'horde\.typo' is not supported"):
-        parse_chat_request({"model": "m", "messages": USER, "horde": {"dry_run": True, "typo": 1, "other": 2}})
+        parse_chat_request(
+            {"model": "m", "messages": USER, "horde": {"dry_run": True, "typo": 1, "other": 2}}
+        )
 
 
 def test_commas_in_a_text_are_no_values() -> None:

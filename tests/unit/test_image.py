@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Images of every kind through the real helper, and images from hosts of every kind, on loopback behind the project's seam."""
+"""Images of every kind through the real helper, and images from hosts of every kind, on loopback
+behind the project's seam.
+"""
 
 import base64
 import io
@@ -20,16 +22,27 @@ from PIL import Image
 from horde import image
 from horde.chat_contract import MAX_CHAT_IMAGE_BYTES
 from horde.exceptions import ServiceUnavailable
-from horde.image import ImageRefused, encode_chat_image, estimate_data_url_bytes, fetch_public_image, load_chat_image
+from horde.image import (
+    ImageRefused,
+    encode_chat_image,
+    estimate_data_url_bytes,
+    fetch_public_image,
+    load_chat_image,
+)
 from horde.outbound import Network, PublicAnswer, resolve_host
 from horde.return_codes import ReturnCode
 
 RED, WHITE = (200, 0, 0), (255, 255, 255)
 LOOPBACK = ip_address("127.0.0.1")
-UNREADABLE, TOO_MANY_PIXELS = ReturnCode.SOURCE_IMAGE_UNREADABLE, ReturnCode.SOURCE_IMAGE_RESOLUTION_EXCEEDED
+UNREADABLE, TOO_MANY_PIXELS = (
+    ReturnCode.SOURCE_IMAGE_UNREADABLE,
+    ReturnCode.SOURCE_IMAGE_RESOLUTION_EXCEEDED,
+)
 
 
-def draw(mode: str, format_name: str, color: Any = 0, size: tuple[int, int] = (64, 32), **options: Any) -> bytes:
+def draw(
+    mode: str, format_name: str, color: Any = 0, size: tuple[int, int] = (64, 32), **options: Any
+) -> bytes:
     """A file of one colour."""
     output = io.BytesIO()
     Image.new(mode, size, color).save(output, format_name, **options)
@@ -38,7 +51,10 @@ def draw(mode: str, format_name: str, color: Any = 0, size: tuple[int, int] = (6
 
 def draw_frames(format_name: str, count: int) -> bytes:
     """A file of many frames, the first one red."""
-    frames = [Image.new("RGB", (16, 16), RED if index == 0 else (0, index % 255, 0)) for index in range(count)]
+    frames = [
+        Image.new("RGB", (16, 16), RED if index == 0 else (0, index % 255, 0))
+        for index in range(count)
+    ]
     output = io.BytesIO()
     frames[0].save(output, format_name, save_all=True, append_images=frames[1:])
     return output.getvalue()
@@ -62,7 +78,8 @@ def refusal_of(call: Callable[[], object]) -> ReturnCode:
     return refused.value.rc
 
 
-# --- the stored form ------------------------------------------------------------------------------------------------
+# --- the stored form
+# ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -91,7 +108,9 @@ def refusal_of(call: Callable[[], object]) -> ReturnCode:
         ("LA", "PNG", (3, 0), WHITE),
     ],
 )
-def test_every_common_file_becomes_a_jpeg_on_white(mode: str, format_name: str, color: Any, stored_color: Any) -> None:
+def test_every_common_file_becomes_a_jpeg_on_white(
+    mode: str, format_name: str, color: Any, stored_color: Any
+) -> None:
     stored = encode(draw(mode, format_name, color))
     assert stored.size == (64, 32)
     assert is_near(stored.getpixel((32, 16)), stored_color)
@@ -128,13 +147,24 @@ def test_the_transparent_colour_of_a_png_is_white_at_every_depth(
     depth: int, kind: int, row: bytes, transparent: bytes, other: bytes
 ) -> None:
     opaque = build_png(depth=depth, kind=kind, row=row)
-    assert is_near(encode(build_png(depth=depth, kind=kind, row=row, extra=b"tRNS" + transparent)).getpixel((4, 4)), WHITE)
-    assert encode_chat_image(build_png(depth=depth, kind=kind, row=row, extra=b"tRNS" + other)) == encode_chat_image(opaque)
+    assert is_near(
+        encode(build_png(depth=depth, kind=kind, row=row, extra=b"tRNS" + transparent)).getpixel(
+            (4, 4)
+        ),
+        WHITE,
+    )
+    assert encode_chat_image(
+        build_png(depth=depth, kind=kind, row=row, extra=b"tRNS" + other)
+    ) == encode_chat_image(opaque)
 
 
 def build_png(*, depth: int, kind: int, row: bytes, extra: bytes | None = None) -> bytes:
     """A PNG of eight equal rows of eight pixels; `extra` is a chunk's type and data."""
-    parts = [b"IHDR" + struct.pack(">IIBBBBB", 8, 8, depth, kind, 0, 0, 0), b"IDAT" + zlib.compress((b"\0" + row) * 8), b"IEND"]
+    parts = [
+        b"IHDR" + struct.pack(">IIBBBBB", 8, 8, depth, kind, 0, 0, 0),
+        b"IDAT" + zlib.compress((b"\0" + row) * 8),
+        b"IEND",
+    ]
     if extra is not None:
         parts.insert(1, extra)
     return b"\x89PNG\r\n\x1a\n" + b"".join(build_chunk(part) for part in parts)
@@ -146,10 +176,13 @@ def build_chunk(content: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("size", "stored_size"), [((3000, 1500), (2048, 1024)), ((100, 2049), (100, 2048)), ((2048, 1), (2048, 1))]
+    ("size", "stored_size"),
+    [((3000, 1500), (2048, 1024)), ((100, 2049), (100, 2048)), ((2048, 1), (2048, 1))],
 )
 @pytest.mark.parametrize("format_name", ["JPEG", "PNG"])
-def test_the_longest_side_is_at_most_2048(format_name: str, size: tuple[int, int], stored_size: tuple[int, int]) -> None:
+def test_the_longest_side_is_at_most_2048(
+    format_name: str, size: tuple[int, int], stored_size: tuple[int, int]
+) -> None:
     assert encode(draw("RGB", format_name, RED, size)).size == stored_size
 
 
@@ -180,7 +213,10 @@ def test_of_the_pictures_in_a_phones_file_the_first_is_stored() -> None:
 def test_nothing_that_came_with_an_image_is_stored() -> None:
     exif = Image.Exif()
     exif[0x010E] = "secret place"
-    smuggled = draw("RGB", "JPEG", RED, exif=exif, comment=b"secret comment") + b"PK\x03\x04secret archive<script>"
+    smuggled = (
+        draw("RGB", "JPEG", RED, exif=exif, comment=b"secret comment")
+        + b"PK\x03\x04secret archive<script>"
+    )
     assert b"secret" in smuggled
     stored = encode_chat_image(smuggled)
     assert b"secret" not in stored
@@ -193,7 +229,8 @@ def test_the_quality_of_the_jpeg_is_90() -> None:
     assert encode(draw("RGB", "PNG", size=(8, 8))).quantization == Image.open(output).quantization  # type: ignore[attr-defined]
 
 
-# --- what is no image, or too much of one -----------------------------------------------------------------------------
+# --- what is no image, or too much of one
+# -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("format_name", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF"])
@@ -206,7 +243,15 @@ def test_a_truncated_image_is_unreadable(format_name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"x", b"\0" * 1000, b"<svg xmlns='http://www.w3.org/2000/svg'/>", b"GIF89a", b"RIFF\0\0\0\0WEBP"]
+    "data",
+    [
+        b"",
+        b"x",
+        b"\0" * 1000,
+        b"<svg xmlns='http://www.w3.org/2000/svg'/>",
+        b"GIF89a",
+        b"RIFF\0\0\0\0WEBP",
+    ],
 )
 def test_bytes_of_no_image_are_unreadable(data: bytes) -> None:
     assert refusal_of(lambda: encode_chat_image(data)) is UNREADABLE
@@ -219,7 +264,10 @@ def test_formats_off_the_list_are_unreadable(format_name: str) -> None:
 
 def test_a_file_that_the_library_would_run_a_program_for_runs_none(tmp_path: Any) -> None:
     mark = tmp_path / "ran"
-    script = f"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n({mark}) (w) file closefile\nshowpage\n%%EOF\n"
+    script = (
+        f"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n({mark}) (w) file"
+        " closefile\nshowpage\n%%EOF\n"
+    )
     assert refusal_of(lambda: encode_chat_image(script.encode())) is UNREADABLE
     assert not mark.exists()
 
@@ -229,8 +277,20 @@ def build_tiled_tiff(*, tile: tuple[int, int]) -> bytes:
     content = zlib.compress(bytes(tile[0] * tile[1]))
     long, short = 4, 3
     entries = [
-        *((256, long, 16), (257, long, 16), (258, short, 8), (259, short, 8), (262, short, 1), (277, short, 1)),
-        *((322, long, tile[0]), (323, long, tile[1]), (324, long, 8 + 2 + 10 * 12 + 4), (325, long, len(content))),
+        *(
+            (256, long, 16),
+            (257, long, 16),
+            (258, short, 8),
+            (259, short, 8),
+            (262, short, 1),
+            (277, short, 1),
+        ),
+        *(
+            (322, long, tile[0]),
+            (323, long, tile[1]),
+            (324, long, 8 + 2 + 10 * 12 + 4),
+            (325, long, len(content)),
+        ),
     ]
     directory = b"".join(struct.pack("<HHII", tag, kind, 1, value) for tag, kind, value in entries)
     return b"II*\0" + struct.pack("<IH", 8, len(entries)) + directory + bytes(4) + content
@@ -248,7 +308,10 @@ def test_a_tiled_tiff_is_read() -> None:
         pytest.param(draw("L", "GIF", size=(4000, 4000)), id="gif"),
         pytest.param(draw("1", "TIFF", size=(9000, 9000), compression="group4"), id="tiff"),
         pytest.param(build_tiled_tiff(tile=(4096, 4096)), id="tiff of one huge tile"),
-        pytest.param(b"RIFF\xff\xff\0\0WEBPVP8X\x0a\0\0\0" + bytes(4) + b"\xfe\x3f\0\xfe\x3f\0" + bytes(40), id="webp canvas"),
+        pytest.param(
+            b"RIFF\xff\xff\0\0WEBPVP8X\x0a\0\0\0" + bytes(4) + b"\xfe\x3f\0\xfe\x3f\0" + bytes(40),
+            id="webp canvas",
+        ),
     ],
 )
 def test_more_pixels_than_the_cap_are_refused_by_the_header(data: bytes) -> None:
@@ -261,7 +324,9 @@ def test_exactly_the_cap_of_pixels_is_read() -> None:
 
 
 def build_scan_bomb() -> bytes:
-    """A JPEG that repeats its last scan, each a pass over nine million pixels, until it is 5 MiB."""
+    """A JPEG that repeats its last scan, each a pass over nine million pixels, until it is 5
+    MiB.
+    """
     picture = draw("L", "JPEG", size=(3072, 3072), progressive=True)
     scan = picture[picture.rindex(b"\xff\xda") : -2]
     return picture[:-2] + scan * ((MAX_CHAT_IMAGE_BYTES - len(picture)) // len(scan)) + b"\xff\xd9"
@@ -277,12 +342,16 @@ def build_comment_bomb() -> bytes:
 def build_tag_bomb() -> bytes:
     """A TIFF of 60,000 tags that each claim the same four million bytes."""
     size, count = 4_000_000, 60_000
-    tags = b"".join(struct.pack("<HHII", 0x9000 + index % 5000, 7, size, 8) for index in range(count))
+    tags = b"".join(
+        struct.pack("<HHII", 0x9000 + index % 5000, 7, size, 8) for index in range(count)
+    )
     return b"II*\0" + struct.pack("<I", size + 8) + bytes(size) + struct.pack("<H", count) + tags
 
 
 @pytest.mark.parametrize("build", [build_scan_bomb, build_comment_bomb, build_tag_bomb])
-def test_a_small_file_that_takes_forever_ends_and_others_are_read_meanwhile(build: Callable[[], bytes]) -> None:
+def test_a_small_file_that_takes_forever_ends_and_others_are_read_meanwhile(
+    build: Callable[[], bytes],
+) -> None:
     bomb, ended = build(), threading.Event()
     assert len(bomb) <= MAX_CHAT_IMAGE_BYTES
 
@@ -327,7 +396,8 @@ def test_when_too_many_wait_the_horde_says_so(monkeypatch: pytest.MonkeyPatch) -
         encode_chat_image(draw("RGB", "PNG"))
 
 
-# --- data URLs ------------------------------------------------------------------------------------------------------
+# --- data URLs
+# ------------------------------------------------------------------------------------------------------
 
 
 def build_data_url(data: bytes, kind: str = "image/png") -> str:
@@ -351,7 +421,12 @@ def test_the_size_of_a_data_url_is_known_by_its_length(size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "prefix", ["data:image/png;base64,", "DATA:image/PNG;Base64,", "data:image/svg+xml;charset=utf-8;base64,"]
+    "prefix",
+    [
+        "data:image/png;base64,",
+        "DATA:image/PNG;Base64,",
+        "data:image/svg+xml;charset=utf-8;base64,",
+    ],
 )
 def test_a_data_url_may_be_written_in_any_case_and_with_parameters(prefix: str) -> None:
     assert load_chat_image(prefix + "eHl6", deadline=0) == b"xyz"
@@ -381,21 +456,32 @@ def test_a_url_of_another_form_is_invalid(url: str) -> None:
     assert refusal_of(lambda: estimate_data_url_bytes(url)) is ReturnCode.SOURCE_IMAGE_URL_INVALID
 
 
-@pytest.mark.parametrize("payload", ["eHl", "e H l 6", "eHl6\n", "eH-_", "🙂🙂🙂🙂", "=", "====", "eHl6eH="])
+@pytest.mark.parametrize(
+    "payload", ["eHl", "e H l 6", "eHl6\n", "eH-_", "🙂🙂🙂🙂", "=", "====", "eHl6eH="]
+)
 def test_broken_base64_is_unreadable(payload: str) -> None:
-    assert refusal_of(lambda: load_chat_image(f"data:image/png;base64,{payload}", deadline=0)) is UNREADABLE
+    assert (
+        refusal_of(lambda: load_chat_image(f"data:image/png;base64,{payload}", deadline=0))
+        is UNREADABLE
+    )
 
 
 def test_a_data_url_over_the_cap_is_refused_without_decoding() -> None:
     url = build_data_url(bytes(MAX_CHAT_IMAGE_BYTES + 1))
-    assert refusal_of(lambda: load_chat_image(url, deadline=0)) is ReturnCode.SOURCE_IMAGE_SIZE_EXCEEDED
+    assert (
+        refusal_of(lambda: load_chat_image(url, deadline=0))
+        is ReturnCode.SOURCE_IMAGE_SIZE_EXCEEDED
+    )
 
 
-# --- hosts ----------------------------------------------------------------------------------------------------------
+# --- hosts
+# ----------------------------------------------------------------------------------------------------------
 
 
 class Host(BaseHTTPRequestHandler):
-    """Answers by its path: a picture, a status, redirects, too much, or with a declared length alone."""
+    """Answers by its path: a picture, a status, redirects, too much, or with a declared length
+    alone.
+    """
 
     seen: list[str]
     picture = draw("RGB", "PNG", RED)
@@ -409,7 +495,9 @@ class Host(BaseHTTPRequestHandler):
             self.answer(302, b"", Location=rest)
         elif kind == "hops":
             self.answer(
-                301, b"x" * 10_000_000 if rest == "1" else b"", Location=f"/hops/{int(rest) - 1}" if rest != "1" else "/picture"
+                301,
+                b"x" * 10_000_000 if rest == "1" else b"",
+                Location=f"/hops/{int(rest) - 1}" if rest != "1" else "/picture",
             )
         elif kind == "status":
             self.answer(int(rest), self.picture)
@@ -464,7 +552,9 @@ def host() -> Iterator[tuple[str, list[str]]]:
 @pytest.fixture
 def open_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every name is this machine, and that counts as public."""
-    network = Network(resolve=lambda _host, _port: [LOOPBACK], is_allowed=lambda address: address == LOOPBACK)
+    network = Network(
+        resolve=lambda _host, _port: [LOOPBACK], is_allowed=lambda address: address == LOOPBACK
+    )
     monkeypatch.setattr(image._State, "network", network)
 
 
@@ -476,7 +566,9 @@ INVALID, REFUSED = ReturnCode.SOURCE_IMAGE_URL_INVALID, ReturnCode.SOURCE_IMAGE_
 
 
 @pytest.mark.usefixtures("open_network")
-def test_a_picture_is_fetched_through_three_redirects_and_not_through_four(host: tuple[str, list[str]]) -> None:
+def test_a_picture_is_fetched_through_three_redirects_and_not_through_four(
+    host: tuple[str, list[str]],
+) -> None:
     address, seen = host
     for path in ("/picture", "/hops/1", "/hops/3", f"/redirect/{address}/picture"):
         assert fetch(address + path) == Host.picture
@@ -494,9 +586,18 @@ def test_an_answer_other_than_200_is_invalid(host: tuple[str, list[str]], status
 
 @pytest.mark.usefixtures("open_network")
 @pytest.mark.parametrize(
-    "target", ["ftp://other.example/a", "file:///etc/passwd", "data:image/png;base64,eHl6", "http://[", "http://"]
+    "target",
+    [
+        "ftp://other.example/a",
+        "file:///etc/passwd",
+        "data:image/png;base64,eHl6",
+        "http://[",
+        "http://",
+    ],
 )
-def test_a_redirect_to_what_is_no_web_address_is_invalid(host: tuple[str, list[str]], target: str) -> None:
+def test_a_redirect_to_what_is_no_web_address_is_invalid(
+    host: tuple[str, list[str]], target: str
+) -> None:
     assert refusal_of(lambda: fetch(f"{host[0]}/redirect/{target}")) is INVALID
 
 
@@ -525,14 +626,19 @@ def test_a_host_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
         thread = threading.Thread(target=drip, daemon=True)
         thread.start()
         started_at = time.monotonic()
-        assert refusal_of(lambda: fetch(f"http://pictures.example:{listener.getsockname()[1]}/")) is INVALID
+        assert (
+            refusal_of(lambda: fetch(f"http://pictures.example:{listener.getsockname()[1]}/"))
+            is INVALID
+        )
         assert time.monotonic() - started_at < 5
         stopped.set()
         thread.join()
 
 
 @pytest.mark.usefixtures("open_network")
-def test_a_fetch_is_bounded_in_bytes_and_in_time_by_phase_and_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fetch_is_bounded_in_bytes_and_in_time_by_phase_and_in_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked: list[dict[str, Any]] = []
 
     def answer(_method: str, _url: str, **bounds: Any) -> PublicAnswer:
@@ -640,16 +746,43 @@ def test_this_machine_is_not_reached_however_it_is_spelled(door: Door, host_text
 @pytest.mark.parametrize(
     "address",
     [
-        *("10.0.0.1", "172.16.0.1", "192.168.0.1", "169.254.169.254", "100.64.0.1", "100.100.100.200", "192.0.0.1", "198.18.0.1"),
-        *("224.0.0.1", "255.255.255.255", "240.0.0.1", "192.88.99.1", "fd00:ec2::254", "fe80::1", "ff02::1", "fec0::1"),
-        *("64:ff9b::a9fe:a9fe", "64:ff9b:1::a9fe:a9fe", "::ffff:169.254.169.254", "2002:a9fe:a9fe::", "2001:db8::1", "5f00::1"),
+        *(
+            "10.0.0.1",
+            "172.16.0.1",
+            "192.168.0.1",
+            "169.254.169.254",
+            "100.64.0.1",
+            "100.100.100.200",
+            "192.0.0.1",
+            "198.18.0.1",
+        ),
+        *(
+            "224.0.0.1",
+            "255.255.255.255",
+            "240.0.0.1",
+            "192.88.99.1",
+            "fd00:ec2::254",
+            "fe80::1",
+            "ff02::1",
+            "fec0::1",
+        ),
+        *(
+            "64:ff9b::a9fe:a9fe",
+            "64:ff9b:1::a9fe:a9fe",
+            "::ffff:169.254.169.254",
+            "2002:a9fe:a9fe::",
+            "2001:db8::1",
+            "5f00::1",
+        ),
     ],
 )
 def test_a_name_of_an_address_that_is_not_public_is_refused_beside_public_ones(
     monkeypatch: pytest.MonkeyPatch, door: Door, address: str
 ) -> None:
     for addresses in (["1.1.1.1", address], [address]):
-        resolve = Network(resolve=lambda _host, _port, found=addresses: [ip_address(text) for text in found])  # type: ignore[misc]
+        resolve = Network(
+            resolve=lambda _host, _port, found=addresses: [ip_address(text) for text in found]
+        )  # type: ignore[misc]
         monkeypatch.setattr(image._State, "network", resolve)
         assert refusal_of(lambda: fetch(f"http://metadata.example:{door.port}/")) is REFUSED
     assert door.count_knocks() == 0
@@ -658,7 +791,9 @@ def test_a_name_of_an_address_that_is_not_public_is_refused_beside_public_ones(
 def test_a_name_that_answers_differently_the_second_time_leads_nowhere(
     monkeypatch: pytest.MonkeyPatch, host: tuple[str, list[str]], door: Door
 ) -> None:
-    """A rebinding resolver: the checked address is asked, and a name is looked up once for each hop."""
+    """A rebinding resolver: the checked address is asked, and a name is looked up once for each
+    hop.
+    """
     private = ip_address("127.0.0.2")
     answers = [[LOOPBACK], [private], [private]]
     lookups: list[str] = []
@@ -676,7 +811,10 @@ def test_a_name_that_answers_differently_the_second_time_leads_nowhere(
     assert (len(lookups), door.count_knocks(), seen) == (2, 0, ["/picture"])
 
 
-@pytest.mark.parametrize("target", ["http://private.example:{port}/", "http://0x7f000002:{port}/", "//private.example:{port}/"])
+@pytest.mark.parametrize(
+    "target",
+    ["http://private.example:{port}/", "http://0x7f000002:{port}/", "//private.example:{port}/"],
+)
 def test_a_redirect_to_an_address_that_is_not_public_is_refused_unasked(
     monkeypatch: pytest.MonkeyPatch, host: tuple[str, list[str]], door: Door, target: str
 ) -> None:
@@ -689,9 +827,15 @@ def test_a_redirect_to_an_address_that_is_not_public_is_refused_unasked(
             else resolve_host(name, port)
         )
 
-    monkeypatch.setattr(image._State, "network", Network(resolve=resolve, is_allowed=lambda address: address == LOOPBACK))
+    monkeypatch.setattr(
+        image._State,
+        "network",
+        Network(resolve=resolve, is_allowed=lambda address: address == LOOPBACK),
+    )
     address, seen = host
-    assert refusal_of(lambda: fetch(f"{address}/redirect/{target.format(port=door.port)}")) is REFUSED
+    assert (
+        refusal_of(lambda: fetch(f"{address}/redirect/{target.format(port=door.port)}")) is REFUSED
+    )
     assert (len(seen), door.count_knocks()) == (1, 0)
 
 
@@ -721,13 +865,17 @@ def test_a_host_that_is_no_host_reaches_nothing(door: Door) -> None:
     assert door.count_knocks() == 0
 
 
-@pytest.mark.parametrize("url", ["http://1.1.1.1/\r\nX: y", "http://1.1.1.1:99999/", "http://1.1.1.1/\ud800"])
+@pytest.mark.parametrize(
+    "url", ["http://1.1.1.1/\r\nX: y", "http://1.1.1.1:99999/", "http://1.1.1.1/\ud800"]
+)
 def test_a_malformed_url_of_a_public_address_is_not_called_private(url: str) -> None:
     assert refusal_of(lambda: fetch(url)) is INVALID
 
 
 @pytest.mark.usefixtures("open_network")
-def test_a_proxy_of_the_environment_is_ignored(host: tuple[str, list[str]], door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_of_the_environment_is_ignored(
+    host: tuple[str, list[str]], door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY", "https_proxy"):
         monkeypatch.setenv(name, f"http://127.0.0.1:{door.port}")
     assert fetch(f"{host[0]}/picture") == Host.picture

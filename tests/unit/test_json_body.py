@@ -46,7 +46,9 @@ def test_malformed_bytes_are_a_bad_request(data: bytes) -> None:
     assert refusal_of(data) is ReturnCode.BAD_REQUEST
 
 
-@pytest.mark.parametrize("data", [b'{"a": "x\\u0000"}', b'{"\\u0000": 1}', b'[[{"a": ["\\u0000"]}]]'])
+@pytest.mark.parametrize(
+    "data", [b'{"a": "x\\u0000"}', b'{"\\u0000": 1}', b'[[{"a": ["\\u0000"]}]]']
+)
 def test_nul_is_refused_anywhere(data: bytes) -> None:
     assert refusal_of(data) is ReturnCode.NUL_BYTE_IN_PAYLOAD
 
@@ -63,7 +65,10 @@ def test_unpaired_surrogate_is_refused_anywhere(data: bytes) -> None:
         (b'{"a": 1, "a": 2}', {"a": 2}),
         (b'"\\ud83d\\ude00"', "😀"),
         (b'"\\\\u0000 \\\\ud800"', "\\u0000 \\ud800"),
-        (b"[" * MAX_JSON_DEPTH + b"]" * MAX_JSON_DEPTH, json.loads("[" * MAX_JSON_DEPTH + "]" * MAX_JSON_DEPTH)),
+        (
+            b"[" * MAX_JSON_DEPTH + b"]" * MAX_JSON_DEPTH,
+            json.loads("[" * MAX_JSON_DEPTH + "]" * MAX_JSON_DEPTH),
+        ),
         (b'"' + b"[" * 500 + b'"', "[" * 500),
         (b"9007199254740993", 9007199254740993),
         (b"null", None),
@@ -75,7 +80,10 @@ def test_well_formed_bytes_are_read(data: bytes, value: object) -> None:
 
 def test_workers_text_keeps_everything_but_what_cannot_be_stored() -> None:
     data = b'{"k\\u0000": ["a\\ud800b", {"c": "\\u0000"}], "n": 1}'
-    assert parse_json_body(data, replace_unstorable_characters=True) == {"k\ufffd": ["a\ufffdb", {"c": "\ufffd"}], "n": 1}
+    assert parse_json_body(data, replace_unstorable_characters=True) == {
+        "k\ufffd": ["a\ufffdb", {"c": "\ufffd"}],
+        "n": 1,
+    }
 
 
 @given(st.binary(max_size=200))
@@ -101,7 +109,13 @@ def test_values_are_counted_outside_of_strings(filler: str, text: str, count: in
 
 @pytest.mark.parametrize(
     ("start", "mark", "count"),
-    [("", '"', 3_000_000), ('["', "", 0), ('["', '\\"', 60_000), ('["', '\\"', 1_100_000), ('["\\', "", 0)],
+    [
+        ("", '"', 3_000_000),
+        ('["', "", 0),
+        ('["', '\\"', 60_000),
+        ('["', '\\"', 1_100_000),
+        ('["\\', "", 0),
+    ],
     ids=["quotes", "open string", "escaped quotes", "many escaped quotes", "open escape"],
 )
 def test_quotes_without_end_are_refused(start: str, mark: str, count: int) -> None:

@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 import pytest
 
-from horde.limiter import MAX_WHITELISTED_ADDRESSES, WHITELIST_SECONDS, Whitelist, build_limit_subject
+from horde.limiter import (
+    MAX_WHITELISTED_ADDRESSES,
+    WHITELIST_SECONDS,
+    Whitelist,
+    build_limit_subject,
+)
 
 
 class Clock:
@@ -48,4 +53,9 @@ def test_the_whitelist_forgets_the_oldest_when_it_is_full() -> None:
         whitelist.add(str(number))
     whitelist.add("0")  # renewed, so "1" is the oldest now
     whitelist.add("one more")
-    assert [whitelist.holds(address) for address in ("0", "1", "2", "one more")] == [True, False, True, True]
+    assert [whitelist.holds(address) for address in ("0", "1", "2", "one more")] == [
+        True,
+        False,
+        True,
+        True,
+    ]

@@ -9,7 +9,9 @@ from horde.logger import configure_logging, get_logger
 def test_production_writes_one_object_a_line() -> None:
     stream = io.StringIO()
     configure_logging("info", json=True, stream=stream)
-    get_logger("horde.test").info("horde.thing.done", extra={"worker_id": 7, "api_key": "s3cret", "text": "a\nb"})
+    get_logger("horde.test").info(
+        "horde.thing.done", extra={"worker_id": 7, "api_key": "s3cret", "text": "a\nb"}
+    )
     (line,) = stream.getvalue().splitlines()
     event = json.loads(line)
     assert event.pop("time").endswith("+00:00")
@@ -37,7 +39,10 @@ def test_libraries_are_heard_from_warnings_up() -> None:
     logging.getLogger("httpx").info("HTTP Request: GET http://store.test/?signature=s3cret")
     logging.getLogger("httpx").warning("trouble")
     get_logger("horde.test").debug("horde.thing.seen")
-    assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == ["trouble", "horde.thing.seen"]
+    assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == [
+        "trouble",
+        "horde.thing.seen",
+    ]
 
 
 def test_an_exception_comes_along() -> None:

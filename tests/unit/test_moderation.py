@@ -65,7 +65,10 @@ def test_making_text_plain_takes_time_in_proportion_to_it(text: str) -> None:
 
 
 def test_rules_apply_in_order_to_plain_text() -> None:
-    assert rewrite("A r-e-d, RED (hat:1.3)!", rule("red", "blue"), rule("blue hat", "cap")) == "A blue cap"
+    assert (
+        rewrite("A r-e-d, RED (hat:1.3)!", rule("red", "blue"), rule("blue hat", "cap"))
+        == "A blue cap"
+    )
 
 
 def test_rewritten_text_gets_no_suffix() -> None:
@@ -104,14 +107,21 @@ def test_text_for_adult_models_stays_among_adults(text: str, rewritten: str) -> 
 
 def test_substitutions_leave_their_own_result_alone() -> None:
     for own_rule in moderation.list_nsfw_model_rules():
-        assert rewrite(own_rule.replacement, *moderation.list_nsfw_model_rules()) == own_rule.replacement
+        assert (
+            rewrite(own_rule.replacement, *moderation.list_nsfw_model_rules())
+            == own_rule.replacement
+        )
 
 
 @pytest.mark.parametrize("expression", ["^(a|aa)+$", "(?R)"])
-def test_a_rule_without_end_refuses_the_prompt_in_time(expression: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_rule_without_end_refuses_the_prompt_in_time(
+    expression: str, caplog: pytest.LogCaptureFixture
+) -> None:
     started = time.monotonic()
     with pytest.raises(BadRequest) as refusal, caplog.at_level(logging.WARNING):
-        moderation.rewrite_text("a" * 5000 + "b", rules=[rule(expression, filter_id=7)], budget=ScreeningBudget(0.1))
+        moderation.rewrite_text(
+            "a" * 5000 + "b", rules=[rule(expression, filter_id=7)], budget=ScreeningBudget(0.1)
+        )
     assert refusal.value.rc == ReturnCode.CORRUPT_PROMPT
     assert time.monotonic() - started < 5
     assert [record.filter_id for record in caplog.records] == [7]  # type: ignore[attr-defined]

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Requests to addresses users name, against real servers on loopback; only the resolver and the rule are replaced."""
+"""Requests to addresses users name, against real servers on loopback; only the resolver and the
+rule are replaced.
+"""
 
 import shutil
 import socket
@@ -17,7 +19,15 @@ from typing import Any
 import pytest
 
 from horde import outbound
-from horde.outbound import AddressRefused, Network, OutboundFailed, PublicAnswer, is_public, resolve_host, send_public_request
+from horde.outbound import (
+    AddressRefused,
+    Network,
+    OutboundFailed,
+    PublicAnswer,
+    is_public,
+    resolve_host,
+    send_public_request,
+)
 
 LOOPBACK = ip_address("127.0.0.1")
 HOST = "hook.example"
@@ -30,7 +40,9 @@ class Recorder(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         length = int(self.headers.get("Content-Length", 0))
-        self.seen.append({"host": self.headers["Host"], "path": self.path, "body": self.rfile.read(length)})
+        self.seen.append(
+            {"host": self.headers["Host"], "path": self.path, "body": self.rfile.read(length)}
+        )
         self.send_response(int(self.path.rpartition("/")[2]))
         self.send_header("Location", "/200")
         self.send_header("Content-Length", "5")
@@ -42,7 +54,9 @@ class Recorder(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def running_server(wrap: Callable[[socket.socket], socket.socket] = lambda listener: listener) -> Iterator[ThreadingHTTPServer]:
+def running_server(
+    wrap: Callable[[socket.socket], socket.socket] = lambda listener: listener,
+) -> Iterator[ThreadingHTTPServer]:
     """A server whose handler's `seen` the test reads."""
     handler = type("OwnRecorder", (Recorder,), {"seen": []})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -69,7 +83,13 @@ def list_seen(server: ThreadingHTTPServer) -> list[dict[str, Any]]:
 
 def loopback_network(**changes: Any) -> Network:
     """A network on which every name is this machine, and that is allowed."""
-    return Network(**{"resolve": lambda _host, _port: [LOOPBACK], "is_allowed": lambda address: address == LOOPBACK, **changes})
+    return Network(
+        **{
+            "resolve": lambda _host, _port: [LOOPBACK],
+            "is_allowed": lambda address: address == LOOPBACK,
+            **changes,
+        }
+    )
 
 
 def ask(url: str, network: Network, **changes: Any) -> PublicAnswer:
@@ -110,12 +130,17 @@ def test_an_address_that_is_not_of_the_internet_is_not_public(address: str) -> N
     assert not is_public(ip_address(address))
 
 
-@pytest.mark.parametrize("address", ["1.1.1.1", "::ffff:1.1.1.1", "64:ff9b::101:101", "2606:4700:4700::1111"])
+@pytest.mark.parametrize(
+    "address", ["1.1.1.1", "::ffff:1.1.1.1", "64:ff9b::101:101", "2606:4700:4700::1111"]
+)
 def test_an_address_of_the_internet_is_public(address: str) -> None:
     assert is_public(ip_address(address))
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "2130706433", "0x7f000001", "0177.0.0.1", "127.1", "[::1]", "[::ffff:127.0.0.1]"])
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1", "2130706433", "0x7f000001", "0177.0.0.1", "127.1", "[::1]", "[::ffff:127.0.0.1]"],
+)
 def test_a_private_address_is_refused_however_it_is_spelled(host: str) -> None:
     with pytest.raises(AddressRefused):
         ask(f"http://{host}:9/", Network(resolve=resolve_host))
@@ -128,7 +153,9 @@ def test_one_address_that_is_not_public_refuses_the_host(server: ThreadingHTTPSe
     assert list_seen(server) == []
 
 
-def test_the_checked_address_is_asked_under_the_name_of_the_url(server: ThreadingHTTPServer) -> None:
+def test_the_checked_address_is_asked_under_the_name_of_the_url(
+    server: ThreadingHTTPServer,
+) -> None:
     lookups: list[tuple[str, int]] = []
 
     def resolve(host: str, port: int) -> list[Any]:
@@ -137,7 +164,9 @@ def test_the_checked_address_is_asked_under_the_name_of_the_url(server: Threadin
 
     answer = ask(f"http://{HOST}:{server.server_port}/a/200", loopback_network(resolve=resolve))
     assert (answer.status, answer.body, answer.headers["content-length"]) == (200, b"12345", "5")
-    assert list_seen(server) == [{"host": f"{HOST}:{server.server_port}", "path": "/a/200", "body": b"hello"}]
+    assert list_seen(server) == [
+        {"host": f"{HOST}:{server.server_port}", "path": "/a/200", "body": b"hello"}
+    ]
     assert lookups == [(HOST, server.server_port)]
 
 
@@ -146,39 +175,60 @@ def test_a_redirect_is_answered_and_not_followed(server: ThreadingHTTPServer) ->
     assert (answer.status, answer.headers["location"], len(list_seen(server))) == (302, "/200", 1)
 
 
-def test_a_proxy_of_the_environment_is_not_used(server: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_of_the_environment_is_not_used(
+    server: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     assert ask(f"http://{HOST}:{server.server_port}/204", loopback_network()).status == 204
 
 
 @pytest.mark.parametrize(
-    "url", ["", "ftp://hook.example/", "file:///etc/passwd", "//hook.example", "http://", "http://[::1", "http://\0"]
+    "url",
+    [
+        "",
+        "ftp://hook.example/",
+        "file:///etc/passwd",
+        "//hook.example",
+        "http://",
+        "http://[::1",
+        "http://\0",
+    ],
 )
 def test_an_address_of_another_form_fails(url: str) -> None:
     with pytest.raises(OutboundFailed):
         ask(url, loopback_network())
 
 
-def test_an_address_of_megabytes_fails_before_its_host_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_of_megabytes_fails_before_its_host_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Each of these characters becomes eighteen, at a cost that grows faster still."""
     looked_at: list[str] = []
-    monkeypatch.setattr(outbound, "_refuse_odd_spelling", lambda url, _network: looked_at.append(url))
+    monkeypatch.setattr(
+        outbound, "_refuse_odd_spelling", lambda url, _network: looked_at.append(url)
+    )
     with pytest.raises(OutboundFailed, match="too long"):
         ask("http://" + "\ufdfa" * 2_000_000, loopback_network())
     assert looked_at == []
 
 
-def test_an_answer_over_the_bound_fails_and_an_unwanted_one_is_not_read(server: ThreadingHTTPServer) -> None:
+def test_an_answer_over_the_bound_fails_and_an_unwanted_one_is_not_read(
+    server: ThreadingHTTPServer,
+) -> None:
     url = f"http://{HOST}:{server.server_port}/200"
     with pytest.raises(OutboundFailed):
         ask(url, loopback_network(), max_bytes=4)
     assert ask(url, loopback_network(), max_bytes=0).body == b""
 
 
-def test_a_host_that_refuses_the_connection_fails_and_the_next_address_is_tried(server: ThreadingHTTPServer) -> None:
+def test_a_host_that_refuses_the_connection_fails_and_the_next_address_is_tried(
+    server: ThreadingHTTPServer,
+) -> None:
     other = ip_address("127.0.0.2")  # nothing listens there
-    network = loopback_network(resolve=lambda _host, _port: [other, LOOPBACK], is_allowed=lambda _address: True)
+    network = loopback_network(
+        resolve=lambda _host, _port: [other, LOOPBACK], is_allowed=lambda _address: True
+    )
     assert ask(f"http://{HOST}:{server.server_port}/200", network).status == 200
     with pytest.raises(OutboundFailed):
         ask(
@@ -205,7 +255,12 @@ def test_a_host_that_trickles_its_header_is_given_up_at_the_deadline() -> None:
         thread.start()
         started_at = time.monotonic()
         with pytest.raises(OutboundFailed):
-            ask(f"http://{HOST}:{listener.getsockname()[1]}/", loopback_network(), phase_seconds=5, total_seconds=0.4)
+            ask(
+                f"http://{HOST}:{listener.getsockname()[1]}/",
+                loopback_network(),
+                phase_seconds=5,
+                total_seconds=0.4,
+            )
         assert time.monotonic() - started_at < 2
         stopped.set()
         thread.join()
@@ -215,7 +270,12 @@ def test_a_silent_host_is_given_up_after_the_time_of_a_phase() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         started_at = time.monotonic()
         with pytest.raises(OutboundFailed):
-            ask(f"http://{HOST}:{silent.getsockname()[1]}/", loopback_network(), phase_seconds=0.2, total_seconds=60)
+            ask(
+                f"http://{HOST}:{silent.getsockname()[1]}/",
+                loopback_network(),
+                phase_seconds=0.2,
+                total_seconds=60,
+            )
         assert time.monotonic() - started_at < 30
 
 
@@ -240,8 +300,28 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("needs the openssl command")
     folder = tmp_path_factory.mktemp("tls")
     key, crt, both = folder / "key.pem", folder / "crt.pem", folder / "both.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
-    command += ["-keyout", str(key), "-out", str(crt), "-subj", f"/CN={HOST}", "-addext", f"subjectAltName=DNS:{HOST}"]
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-days",
+        "2",
+    ]
+    command += [
+        "-keyout",
+        str(key),
+        "-out",
+        str(crt),
+        "-subj",
+        f"/CN={HOST}",
+        "-addext",
+        f"subjectAltName=DNS:{HOST}",
+    ]
     subprocess.run(command, check=True, capture_output=True)
     both.write_bytes(key.read_bytes() + crt.read_bytes())
     return both
@@ -253,11 +333,21 @@ def test_the_certificate_is_verified_against_the_name_of_the_url(certificate: Pa
     names: list[str | None] = []
     server_context.sni_callback = lambda _socket, name, _context: names.append(name)
     trusting = ssl.create_default_context(cafile=str(certificate))
-    with running_server(lambda listener: server_context.wrap_socket(listener, server_side=True)) as server:
+    with running_server(
+        lambda listener: server_context.wrap_socket(listener, server_side=True)
+    ) as server:
         port = server.server_port
-        assert ask(f"https://{HOST}:{port}/200", loopback_network(get_tls_context=lambda: trusting)).status == 200
+        assert (
+            ask(
+                f"https://{HOST}:{port}/200", loopback_network(get_tls_context=lambda: trusting)
+            ).status
+            == 200
+        )
         with pytest.raises(OutboundFailed):
-            ask(f"https://other.example:{port}/200", loopback_network(get_tls_context=lambda: trusting))
+            ask(
+                f"https://other.example:{port}/200",
+                loopback_network(get_tls_context=lambda: trusting),
+            )
         with pytest.raises(OutboundFailed):  # an authority nobody knows
             ask(f"https://{HOST}:{port}/200", loopback_network())
     assert names[:2] == [HOST, "other.example"]

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""The reference pages say what the code does: settings with their defaults, instruments, return codes."""
+"""The reference pages say what the code does: settings with their defaults, instruments, return
+codes.
+"""
 
 import re
 import tomllib
@@ -58,7 +60,8 @@ def list_documented_defaults() -> list[tuple[str, str]]:
         (name, default)
         for row in read_rows("configuration.md")
         for name, default in zip(read_codes(row[0]), read_codes(row[1]), strict=False)
-        if name not in {"HORDE_LOG_FORMAT", "POSTGRES_URL", "HORDE_VALIDATED_BACKENDS"}  # told in words
+        # Told in words.
+        if name not in {"HORDE_LOG_FORMAT", "POSTGRES_URL", "HORDE_VALIDATED_BACKENDS"}
     ]
 
 
@@ -70,7 +73,9 @@ def test_a_documented_default_is_what_an_unset_variable_means(name: str, default
 
 def test_every_instrument_is_documented_as_it_is_declared() -> None:
     documented = {
-        read_codes(row[0])[0]: Declaration(kind=row[1], unit=row[2], attributes=tuple(read_codes(row[3])))
+        read_codes(row[0])[0]: Declaration(
+            kind=row[1], unit=row[2], attributes=tuple(read_codes(row[3]))
+        )
         for row in read_rows("metrics.md")
     }
     assert documented == DECLARATIONS
@@ -79,8 +84,14 @@ def test_every_instrument_is_documented_as_it_is_declared() -> None:
 def test_every_return_code_is_documented_and_no_other() -> None:
     page = (REFERENCE / "errors.md").read_text()
     codes = page[page.index("## Codes") :]
-    documented = [code for line in codes.splitlines() if line.startswith("| `") for code in read_codes(line.split(" | ")[0])]
-    assert sorted(documented) == sorted(["rc", *(str(code) for code in ReturnCode)])  # `rc` heads the column
+    documented = [
+        code
+        for line in codes.splitlines()
+        if line.startswith("| `")
+        for code in read_codes(line.split(" | ")[0])
+    ]
+    # `rc` heads the column.
+    assert sorted(documented) == sorted(["rc", *(str(code) for code in ReturnCode)])
 
 
 def test_the_version_is_that_of_the_project() -> None:

@@ -39,7 +39,9 @@ app = Flask(__name__)
         ("", "198.51.100.1", ""),
     ],
 )
-def test_only_a_trusted_proxy_speaks_for_another_address(peer: str, forwarded_for: str, address: str) -> None:
+def test_only_a_trusted_proxy_speaks_for_another_address(
+    peer: str, forwarded_for: str, address: str
+) -> None:
     assert resolve_peer_address(peer, forwarded_for, PROXIES) == address
 
 
@@ -47,13 +49,19 @@ def test_nobody_is_a_trusted_proxy_unless_configured() -> None:
     assert resolve_peer_address("127.0.0.1", "198.51.100.1", ()) == "127.0.0.1"
 
 
-@pytest.mark.parametrize("content_type", [JSON, "application/json; charset=utf-8", "Application/JSON", "application/ld+json"])
+@pytest.mark.parametrize(
+    "content_type",
+    [JSON, "application/json; charset=utf-8", "Application/JSON", "application/ld+json"],
+)
 def test_json_types_are_read(content_type: str) -> None:
     with app.test_request_context(method="POST", data=b'{"a": 1}', content_type=content_type):
         assert read_json_body() == {"a": 1}
 
 
-@pytest.mark.parametrize("content_type", [None, "", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
+@pytest.mark.parametrize(
+    "content_type",
+    [None, "", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data"],
+)
 def test_other_types_are_refused(content_type: str | None) -> None:
     with (
         app.test_request_context(method="POST", data=b'{"a": 1}', content_type=content_type),
@@ -72,7 +80,10 @@ def test_an_encoded_body_is_refused_unread(encoding: str) -> None:
     headers = {"Content-Encoding": encoding}
     with (
         app.test_request_context(
-            method="POST", content_type=JSON, headers=headers, environ_overrides={"wsgi.input": UnreadableStream()}
+            method="POST",
+            content_type=JSON,
+            headers=headers,
+            environ_overrides={"wsgi.input": UnreadableStream()},
         ),
         pytest.raises(UnsupportedMediaType),
     ):
@@ -80,14 +91,18 @@ def test_an_encoded_body_is_refused_unread(encoding: str) -> None:
 
 
 def test_the_identity_encoding_is_none() -> None:
-    with app.test_request_context(method="POST", data=b"1", content_type=JSON, headers={"Content-Encoding": "Identity"}):
+    with app.test_request_context(
+        method="POST", data=b"1", content_type=JSON, headers={"Content-Encoding": "Identity"}
+    ):
         assert read_json_body() == 1
 
 
 def test_a_declared_length_over_the_limit_is_refused_unread() -> None:
     with (
         app.test_request_context(
-            method="POST", content_type=JSON, environ_overrides={"wsgi.input": UnreadableStream(), "CONTENT_LENGTH": "101"}
+            method="POST",
+            content_type=JSON,
+            environ_overrides={"wsgi.input": UnreadableStream(), "CONTENT_LENGTH": "101"},
         ),
         pytest.raises(RequestTooLarge),
     ):
@@ -107,7 +122,11 @@ class EndlessStream:
 
 def test_a_chunked_body_is_read_one_byte_past_the_limit() -> None:
     stream = EndlessStream()
-    environ = {"wsgi.input": stream, "wsgi.input_terminated": True, "HTTP_TRANSFER_ENCODING": "chunked"}
+    environ = {
+        "wsgi.input": stream,
+        "wsgi.input_terminated": True,
+        "HTTP_TRANSFER_ENCODING": "chunked",
+    }
     with (
         app.test_request_context(method="POST", content_type=JSON, environ_overrides=environ),
         pytest.raises(RequestTooLarge),
@@ -123,7 +142,10 @@ def test_a_body_of_exactly_the_limit_is_read() -> None:
 
 @pytest.mark.parametrize("body", [b"[]", b"null", b'"hi"', b"1"])
 def test_a_route_that_takes_an_object_names_the_body(body: bytes) -> None:
-    with app.test_request_context(method="POST", data=body, content_type=JSON), pytest.raises(PayloadInvalid) as refusal:
+    with (
+        app.test_request_context(method="POST", data=body, content_type=JSON),
+        pytest.raises(PayloadInvalid) as refusal,
+    ):
         read_json_object()
     assert refusal.value.extra["errors"] == {"": "The body has to be a JSON object"}
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""The document at /api/swagger.json is a Swagger 2.0 document and tells of each refusal a generate route has."""
+"""The document at /api/swagger.json is a Swagger 2.0 document and tells of each refusal a generate
+route has.
+"""
 
 from typing import Any
 
@@ -17,8 +19,14 @@ STATUSES = {
     "/v2/generate/text/pop": {"post": {"200", "401", "403"} | BODY},
     "/v2/generate/text/submit": {"post": {"200", "401", "403", "404"} | BODY},
     "/v2/generate/text/progress": {"post": {"200", "403", "404", "409"} | BODY},
-    "/v2/generate/text/status/{id}": {"get": {"200", "404", "429", "503"}, "delete": {"200", "404", "429", "503"}},
-    "/v2/generate/chat/status/{id}": {"get": {"200", "404", "429", "503"}, "delete": {"200", "404", "429", "503"}},
+    "/v2/generate/text/status/{id}": {
+        "get": {"200", "404", "429", "503"},
+        "delete": {"200", "404", "429", "503"},
+    },
+    "/v2/generate/chat/status/{id}": {
+        "get": {"200", "404", "429", "503"},
+        "delete": {"200", "404", "429", "503"},
+    },
 }
 
 
@@ -43,7 +51,11 @@ def test_every_reference_in_the_document_resolves(document: dict[str, Any]) -> N
         if isinstance(value, dict):
             own = [value["$ref"]] if isinstance(value.get("$ref"), str) else []
             return own + [found for child in value.values() for found in list_references(child)]
-        return [found for child in value for found in list_references(child)] if isinstance(value, list) else []
+        return (
+            [found for child in value for found in list_references(child)]
+            if isinstance(value, list)
+            else []
+        )
 
     known = {f"#/definitions/{name}" for name in document["definitions"]}
     assert set(list_references(document)) <= known
@@ -51,14 +63,20 @@ def test_every_reference_in_the_document_resolves(document: dict[str, Any]) -> N
 
 def test_every_operation_has_a_name_of_its_own_and_a_summary(document: dict[str, Any]) -> None:
     operations = [
-        item[method] for item in document["paths"].values() for method in item.keys() & {"get", "put", "post", "delete"}
+        item[method]
+        for item in document["paths"].values()
+        for method in item.keys() & {"get", "put", "post", "delete"}
     ]
     names = [operation["operationId"] for operation in operations]
     assert len(names) == len(set(names))
-    assert [operation["operationId"] for operation in operations if not operation.get("summary")] == []
+    assert [
+        operation["operationId"] for operation in operations if not operation.get("summary")
+    ] == []
 
 
 @pytest.mark.parametrize("path", STATUSES)
-def test_a_generate_route_tells_every_status_it_answers_with(document: dict[str, Any], path: str) -> None:
+def test_a_generate_route_tells_every_status_it_answers_with(
+    document: dict[str, Any], path: str
+) -> None:
     item = document["paths"][path]
     assert {method: set(item[method]["responses"]) for method in STATUSES[path]} == STATUSES[path]

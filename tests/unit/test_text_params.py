@@ -43,7 +43,9 @@ def test_range_refusal_says_the_bound_in_plain_digits() -> None:
 
 
 def test_whole_decimals_are_integers_nulls_absent_and_unknown_keys_ignored() -> None:
-    params = parse_text_params({"max_length": 64.0, "temperature": None, "quiet": True, "singleline": True, "n": 2})
+    params = parse_text_params(
+        {"max_length": 64.0, "temperature": None, "quiet": True, "singleline": True, "n": 2}
+    )
     assert params == {"max_length": 64, "singleline": True, "n": 2}
     assert isinstance(params["max_length"], int)
     assert parse_text_params(None) == {}
@@ -75,11 +77,16 @@ def test_wrong_types_are_refused(params: object) -> None:
     ("params", "rc"),
     [
         ({"sampler_order": [0, 1, 2, 3, 4, 5, 5]}, ReturnCode.MISSING_FULL_SAMPLER_ORDER),
-        ({"stop_sequence": [str(number) for number in range(129)]}, ReturnCode.TOO_MANY_STOP_SEQUENCES),
+        (
+            {"stop_sequence": [str(number) for number in range(129)]},
+            ReturnCode.TOO_MANY_STOP_SEQUENCES,
+        ),
         ({"stop_sequence": ["x" * 1000, "y" * 1001]}, ReturnCode.EXCESSIVE_STOP_SEQUENCE),
     ],
 )
-def test_rules_across_parameters_have_their_codes(params: dict[str, object], rc: ReturnCode) -> None:
+def test_rules_across_parameters_have_their_codes(
+    params: dict[str, object], rc: ReturnCode
+) -> None:
     with pytest.raises(BadRequest) as refused:
         check_text_param_rules(params, max_length=80, max_context_length=2048)
     assert refused.value.rc is rc
@@ -96,4 +103,6 @@ def test_repeated_stops_are_kept_once_in_their_order() -> None:
 
 
 def test_only_distinct_stops_count() -> None:
-    check_text_param_rules({"stop_sequence": ["x" * 1500] * 200}, max_length=80, max_context_length=80)
+    check_text_param_rules(
+        {"stop_sequence": ["x" * 1500] * 200}, max_length=80, max_context_length=80
+    )

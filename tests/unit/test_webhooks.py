@@ -57,7 +57,9 @@ def test_a_delivery_to_a_private_address_is_refused_at_once(server: ThreadingHTT
     assert (list_seen(server), lookups) == ([], ["hook.example"])
 
 
-def test_the_sender_delivers_what_is_queued_before_it_stops(server: ThreadingHTTPServer, outcomes: list[WebhookOutcome]) -> None:
+def test_the_sender_delivers_what_is_queued_before_it_stops(
+    server: ThreadingHTTPServer, outcomes: list[WebhookOutcome]
+) -> None:
     sender = webhooks.start_webhooks(loopback_network())
     body = {"text": "Straße \ud800", "kudos": 1.5}
     for _ in range(3):
@@ -65,7 +67,9 @@ def test_the_sender_delivers_what_is_queued_before_it_stops(server: ThreadingHTT
     sender.stop()
     webhooks._State.sender = None
     assert outcomes == [WebhookOutcome.DELIVERED] * 3
-    assert [json.loads(seen["body"]) for seen in list_seen(server)] == [{"text": "Straße ?", "kudos": 1.5}] * 3
+    assert [json.loads(seen["body"]) for seen in list_seen(server)] == [
+        {"text": "Straße ?", "kudos": 1.5}
+    ] * 3
 
 
 def test_a_full_queue_drops_and_counts(outcomes: list[WebhookOutcome]) -> None:
@@ -81,7 +85,9 @@ def test_a_stopped_sender_drops_and_counts(outcomes: list[WebhookOutcome]) -> No
     sender.stop()
     sender.queue(Delivery("https://hook.example/", b"{}"))
     assert outcomes == [WebhookOutcome.DROPPED]
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("horde-webhook")]
+    assert not [
+        thread for thread in threading.enumerate() if thread.name.startswith("horde-webhook")
+    ]
 
 
 def test_without_a_sender_nothing_is_kept(outcomes: list[WebhookOutcome]) -> None:

@@ -45,7 +45,9 @@ def build_text_request(namespace: Namespace) -> Any:
         "ModelPayloadKobold",
         {
             "n": fields.Integer(min=1, max=20, default=1, description="Generations."),
-            "max_length": fields.Integer(min=16, max=16384, default=80, description="Tokens to generate."),
+            "max_length": fields.Integer(
+                min=16, max=16384, default=80, description="Tokens to generate."
+            ),
             "max_context_length": fields.Integer(min=80, max=1048576, default=2048),
             "temperature": fields.Float(min=0, max=5),
             "top_p": fields.Float(min=0.001, max=1),
@@ -57,8 +59,12 @@ def build_text_request(namespace: Namespace) -> Any:
             "rep_pen": fields.Float(min=1, max=3),
             "rep_pen_range": fields.Integer(min=0, max=4096),
             "rep_pen_slope": fields.Float(min=0, max=10),
-            "sampler_order": fields.List(fields.Integer, description="At least seven different samplers."),
-            "stop_sequence": fields.List(fields.String, description="At most 128, 2000 characters together."),
+            "sampler_order": fields.List(
+                fields.Integer, description="At least seven different samplers."
+            ),
+            "stop_sequence": fields.List(
+                fields.String, description="At most 128, 2000 characters together."
+            ),
             "smoothing_factor": fields.Float(min=0, max=10),
             "dynatemp_range": fields.Float(min=0, max=5),
             "dynatemp_exponent": fields.Float(min=0, max=5),
@@ -75,21 +81,35 @@ def build_text_request(namespace: Namespace) -> Any:
         {
             "prompt": fields.String(required=True),
             "params": fields.Nested(params),
-            "models": fields.List(fields.String, description="Any of them may serve it; empty accepts every model."),
+            "models": fields.List(
+                fields.String, description="Any of them may serve it; empty accepts every model."
+            ),
             "trusted_workers": fields.Boolean(default=False),
             "validated_backends": fields.Boolean(default=False),
             "slow_workers": fields.Boolean(default=True, description="False needs kudos upfront."),
             "workers": fields.List(fields.String, description="Worker ids; the first five count."),
-            "worker_blacklist": fields.Boolean(default=False, description="Makes `workers` a deny list."),
-            "dry_run": fields.Boolean(default=False, description="Answer the price without queueing."),
+            "worker_blacklist": fields.Boolean(
+                default=False, description="Makes `workers` a deny list."
+            ),
+            "dry_run": fields.Boolean(
+                default=False, description="Answer the price without queueing."
+            ),
             "context_fit": fields.String(enum=["ignore", "reject", "grow"], default="ignore"),
-            "allow_downgrade": fields.Boolean(default=False, description="Lower the output rather than refuse for kudos."),
-            "webhook": fields.String(max_length=1024, description="An https address told of each generation."),
+            "allow_downgrade": fields.Boolean(
+                default=False, description="Lower the output rather than refuse for kudos."
+            ),
+            "webhook": fields.String(
+                max_length=1024, description="An https address told of each generation."
+            ),
             "proxied_account": fields.String(max_length=255, description="Service accounts only."),
             "extra_source_images": fields.List(fields.Raw, description="Refused on text."),
-            "disable_batching": fields.Boolean(default=False, description="Trusted users only when n is above 1."),
+            "disable_batching": fields.Boolean(
+                default=False, description="Trusted users only when n is above 1."
+            ),
             "nsfw": fields.Boolean(default=True, description="Accepted and not applied."),
-            "extra_slow_workers": fields.Boolean(default=False, description="Accepted and not applied."),
+            "extra_slow_workers": fields.Boolean(
+                default=False, description="Accepted and not applied."
+            ),
             "softprompt": fields.String(min_length=1, description="Accepted and not applied."),
             "style": fields.String(min_length=3, max_length=1024),
         },
@@ -107,14 +127,18 @@ def build_chat_request(namespace: Namespace) -> Any:
             "validated_backends": fields.Boolean(default=False),
             "slow_workers": fields.Boolean(default=True),
             "max_context_length": fields.Integer(min=1),
-            "context_fit": fields.String(enum=["grow", "reject", "truncate_oldest"], default="truncate_oldest"),
+            "context_fit": fields.String(
+                enum=["grow", "reject", "truncate_oldest"], default="truncate_oldest"
+            ),
             "conformance": fields.String(enum=["strict", "best_effort"], default="strict"),
             "openai_guards": fields.Boolean(default=False),
             "include_reasoning": fields.Boolean(default=True),
             "availability_mode": fields.String(enum=["wait", "fail_fast"], default="wait"),
             "max_kudos": fields.Integer(min=1),
             "dry_run": fields.Boolean(default=False),
-            "operation_key": fields.String(description="A UUID that makes a repeated submit the same request."),
+            "operation_key": fields.String(
+                description="A UUID that makes a repeated submit the same request."
+            ),
         },
     )
     return namespace.model(
@@ -130,7 +154,9 @@ def build_chat_request(namespace: Namespace) -> Any:
             "frequency_penalty": fields.Float(min=-2, max=2),
             "presence_penalty": fields.Float(min=-2, max=2),
             "seed": fields.Integer,
-            "reasoning_effort": fields.String(enum=["none", "minimal", "low", "medium", "high", "xhigh"]),
+            "reasoning_effort": fields.String(
+                enum=["none", "minimal", "low", "medium", "high", "xhigh"]
+            ),
             "stop": fields.Raw(description="A string or an array of strings."),
             "n": fields.Integer(min=1, max=1),
             "stream": fields.Boolean,
@@ -151,9 +177,13 @@ def build_accepted(namespace: Namespace) -> Any:
     return namespace.model(
         "RequestAsync",
         {
-            "id": fields.String(description="Follow the request with it; whoever has it can read the reply."),
+            "id": fields.String(
+                description="Follow the request with it; whoever has it can read the reply."
+            ),
             "kudos": fields.Float(description="The price to expect."),
-            "message": fields.String(description="Only when no online worker can take the request."),
+            "message": fields.String(
+                description="Only when no online worker can take the request."
+            ),
         },
     )
 
@@ -162,7 +192,11 @@ def build_quote(namespace: Namespace) -> Any:
     """The answer to a dry run, or to a repeated operation key."""
     return namespace.model(
         "RequestQuote",
-        {"kudos": fields.Float, "id": fields.String, "resolved": fields.Raw(description="The request as it would run.")},
+        {
+            "kudos": fields.Float,
+            "id": fields.String,
+            "resolved": fields.Raw(description="The request as it would run."),
+        },
     )
 
 
@@ -177,7 +211,9 @@ def _status_fields() -> dict[str, Any]:
         "wait_time": fields.Integer(description="Seconds."),
         "queue_position": fields.Integer(description="From 1; 0 when nothing waits."),
         "kudos": fields.Float(description="Paid so far."),
-        "is_possible": fields.Boolean(description="A worker holds a job of it, or could take one now."),
+        "is_possible": fields.Boolean(
+            description="A worker holds a job of it, or could take one now."
+        ),
         "eligible_workers": fields.Integer,
         "eligible_worker_threads": fields.Integer,
         "might_stall": fields.Boolean,
@@ -199,7 +235,10 @@ def _generation_fields() -> dict[str, Any]:
 def build_text_status(namespace: Namespace) -> Any:
     """Where a text request stands."""
     generation = namespace.model("GenerationKobold", _generation_fields())
-    return namespace.model("RequestStatusKobold", {"generations": fields.List(fields.Nested(generation)), **_status_fields()})
+    return namespace.model(
+        "RequestStatusKobold",
+        {"generations": fields.List(fields.Nested(generation)), **_status_fields()},
+    )
 
 
 def build_chat_status(namespace: Namespace) -> Any:
@@ -207,7 +246,9 @@ def build_chat_status(namespace: Namespace) -> Any:
     generation = namespace.model(
         "GenerationChat",
         {
-            "message": fields.Raw(description="The reply: role, content, tool_calls, reasoning_content."),
+            "message": fields.Raw(
+                description="The reply: role, content, tool_calls, reasoning_content."
+            ),
             "finish_reason": fields.String(enum=["stop", "length", "content_filter", "tool_calls"]),
             "native_finish_reason": fields.String,
             "prompt_tokens": fields.Integer,
@@ -246,9 +287,13 @@ def build_pop_input(namespace: Namespace) -> Any:
         {
             "name": fields.String(required=True),
             "models": fields.List(fields.String, description="At least one; the first 200 count."),
-            "bridge_agent": fields.String(default="unknown:0:unknown", description="name:version:url"),
+            "bridge_agent": fields.String(
+                default="unknown:0:unknown", description="name:version:url"
+            ),
             "threads": fields.Integer(min=1, max=50, default=1),
-            "amount": fields.Integer(min=1, max=20, default=1, description="Generations of one request; 1 on chat."),
+            "amount": fields.Integer(
+                min=1, max=20, default=1, description="Generations of one request; 1 on chat."
+            ),
             "nsfw": fields.Boolean(default=True),
             "priority_usernames": fields.List(fields.String, description="name#id"),
             "max_length": fields.Integer(default=512),
@@ -310,15 +355,23 @@ def build_progress_input(namespace: Namespace) -> Any:
     delta = namespace.model(
         "ProgressDelta",
         {
-            "content": fields.String(description="The text since the previous post; empty only beside reasoning."),
-            "reasoning_content": fields.String(description="The reasoning since the previous post."),
+            "content": fields.String(
+                description="The text since the previous post; empty only beside reasoning."
+            ),
+            "reasoning_content": fields.String(
+                description="The reasoning since the previous post."
+            ),
         },
     )
     return namespace.model(
         "ProgressInputKobold",
         {
             "id": fields.String(required=True, description="The job."),
-            "seq": fields.Integer(min=1, required=True, description="1 for the first post of a job, then one more for each."),
+            "seq": fields.Integer(
+                min=1,
+                required=True,
+                description="1 for the first post of a job, then one more for each.",
+            ),
             "delta": fields.Nested(delta, required=True),
         },
     )
@@ -330,7 +383,9 @@ def build_progress_accepted(namespace: Namespace) -> Any:
         "ProgressAccepted",
         {
             "accepted_seq": fields.Integer,
-            "cancelled": fields.Boolean(description="Whether the request was cancelled: stop generating."),
+            "cancelled": fields.Boolean(
+                description="Whether the request was cancelled: stop generating."
+            ),
         },
     )
 

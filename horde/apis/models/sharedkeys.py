@@ -11,12 +11,25 @@ def build_shared_key_input(namespace: Namespace) -> Any:
     return namespace.model(
         "SharedKeyInput",
         {
-            "kudos": fields.Integer(min=-1, max=50_000_000, default=5000, description="The budget; -1 is unlimited, 0 is empty."),
-            "expiry": fields.Integer(min=-1, max=36_500, default=-1, description="Days from now; -1 is never."),
+            "kudos": fields.Integer(
+                min=-1,
+                max=50_000_000,
+                default=5000,
+                description="The budget; -1 is unlimited, 0 is empty.",
+            ),
+            "expiry": fields.Integer(
+                min=-1, max=36_500, default=-1, description="Days from now; -1 is never."
+            ),
             "name": fields.String(min_length=3, max_length=255, description="What the key is for."),
-            "max_image_pixels": fields.Integer(min=-1, default=-1, description="Of one image; -1 is any."),
-            "max_image_steps": fields.Integer(min=-1, default=-1, description="Of one image; -1 is any."),
-            "max_text_tokens": fields.Integer(min=-1, default=-1, description="Output of one text or chat job; -1 is any."),
+            "max_image_pixels": fields.Integer(
+                min=-1, default=-1, description="Of one image; -1 is any."
+            ),
+            "max_image_steps": fields.Integer(
+                min=-1, default=-1, description="Of one image; -1 is any."
+            ),
+            "max_text_tokens": fields.Integer(
+                min=-1, default=-1, description="Output of one text or chat job; -1 is any."
+            ),
         },
     )
 

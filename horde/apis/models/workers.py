@@ -8,11 +8,17 @@ from flask_restx import Namespace, fields
 
 def build_worker_details(namespace: Namespace) -> Any:
     """A worker. Keys without a value are left out, but for those of `team`."""
-    kudos = namespace.model("WorkerKudosDetails", {"generated": fields.Float, "uptime": fields.Float})
+    kudos = namespace.model(
+        "WorkerKudosDetails", {"generated": fields.Float, "uptime": fields.Float}
+    )
     team = namespace.model("TeamDetailsLite", {"name": fields.String, "id": fields.String})
     limits = namespace.model(
         "ChatLimits",
-        {"max_context_length": fields.Integer, "max_length": fields.Integer, "tools_max_temperature": fields.Float},
+        {
+            "max_context_length": fields.Integer,
+            "max_length": fields.Integer,
+            "tools_max_temperature": fields.Float,
+        },
     )
     chat = namespace.model(
         "WorkerChatDeclaration",
@@ -32,7 +38,9 @@ def build_worker_details(namespace: Namespace) -> Any:
             "online": fields.Boolean(description="It polled within the last 300 seconds."),
             "requests_fulfilled": fields.Integer,
             "uncompleted_jobs": fields.Integer(description="Jobs it took and did not finish."),
-            "nonconformant_replies": fields.Integer(description="Replies refused for breaking a strict chat request."),
+            "nonconformant_replies": fields.Integer(
+                description="Replies refused for breaking a strict chat request."
+            ),
             "kudos_rewards": fields.Float,
             "kudos_details": fields.Nested(kudos),
             "performance": fields.String(example="14.2 tokens per second"),
@@ -51,7 +59,9 @@ def build_worker_details(namespace: Namespace) -> Any:
             "accepts_chat_jobs": fields.Boolean,
             "accepts_prompt_jobs": fields.Boolean,
             "chat": fields.Nested(chat, description="Absent when the worker takes no chat jobs."),
-            "owner": fields.String(description="When the owner shows it, and to the owner and moderators."),
+            "owner": fields.String(
+                description="When the owner shows it, and to the owner and moderators."
+            ),
             "messages": fields.List(fields.Raw, description="As owner."),
             "paused": fields.Boolean(description="Moderators only."),
             "suspicious": fields.Integer(description="Moderators only."),
@@ -67,11 +77,15 @@ def build_modify_worker_input(namespace: Namespace) -> Any:
         "ModifyWorkerInput",
         {
             "maintenance": fields.Boolean(description="It gets its owner's requests only."),
-            "maintenance_msg": fields.String(max_length=300, description="What its pops are told meanwhile."),
+            "maintenance_msg": fields.String(
+                max_length=300, description="What its pops are told meanwhile."
+            ),
             "paused": fields.Boolean(description="Moderators only."),
             "info": fields.String(max_length=1000),
             "name": fields.String(min_length=5, max_length=100),
-            "team": fields.String(max_length=36, description="A team's id, or empty to leave the team."),
+            "team": fields.String(
+                max_length=36, description="A team's id, or empty to leave the team."
+            ),
         },
     )
 
@@ -93,4 +107,6 @@ def build_modify_worker(namespace: Namespace) -> Any:
 
 def build_deleted_worker(namespace: Namespace) -> Any:
     """The worker that is gone."""
-    return namespace.model("DeletedWorker", {"deleted_id": fields.String, "deleted_name": fields.String})
+    return namespace.model(
+        "DeletedWorker", {"deleted_id": fields.String, "deleted_name": fields.String}
+    )

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""The steps of a cancel that only a streamed chat request has: its jobs in flight are paid for what they posted."""
+"""The steps of a cancel that only a streamed chat request has: its jobs in flight are paid for what
+they posted.
+"""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -20,23 +22,31 @@ logger = get_logger(__name__)
 
 
 def read_posted_characters(request_id: str) -> dict[UUID, int]:
-    """Characters that each job in flight of a streamed request has posted, before anything is locked.
+    """Characters that each job in flight of a streamed request has posted, before anything is
+    locked.
 
-    Redis is asked only about jobs there are. One it cannot tell of is left out, and what is posted after this is not
-    paid: it is what the worker writes in the moment of the cancel.
+    Redis is asked only about jobs there are. One it cannot tell of is left out, and what is posted
+    after this is not paid: it is what the worker writes in the moment of the cancel.
     """
     wp_id = parse_id(request_id)
     if wp_id is None:
         return {}
     with reading() as session:
         job_ids = [job_id for job_id, is_fake in list_streamed_jobs(session, wp_id) if not is_fake]
-    return {job_id: posted.character_count for job_id, posted in read_posted_progress(wp_id, job_ids).items()}
+    return {
+        job_id: posted.character_count
+        for job_id, posted in read_posted_progress(wp_id, job_ids).items()
+    }
 
 
-def settle_streamed_jobs(session: Session, wp_id: UUID, posted: Mapping[UUID, int], now: datetime) -> list[UUID]:
-    """Settle the jobs in flight of a request cancelled in this transaction; those whose workers have to be told.
+def settle_streamed_jobs(
+    session: Session, wp_id: UUID, posted: Mapping[UUID, int], now: datetime
+) -> list[UUID]:
+    """Settle the jobs in flight of a request cancelled in this transaction; those whose workers
+    have to be told.
 
-    A job taken since `posted` was read is settled on the floor, like any that posted nothing. Fakes are told alone.
+    A job taken since `posted` was read is settled on the floor, like any that posted nothing. Fakes
+    are told alone.
     """
     streamed = list_streamed_jobs(session, wp_id)
     for job_id, is_fake in streamed:

@@ -64,8 +64,12 @@ def build_claim(chat: ChatRequest) -> OperationKeyClaim | None:
     return OperationKeyClaim(key=chat.operation_key, fingerprint=build_operation_fingerprint(chat))
 
 
-def find_claim(session: Session, api_key: str, claim: OperationKeyClaim | None) -> OperationClaim | None:
-    """The earlier request of the same account and key; an unknown account has none and is refused later."""
+def find_claim(
+    session: Session, api_key: str, claim: OperationKeyClaim | None
+) -> OperationClaim | None:
+    """The earlier request of the same account and key; an unknown account has none and is refused
+    later.
+    """
     caller = find_generate_caller(session, api_key) if claim is not None else None
     if claim is None or caller is None:
         return None
@@ -87,10 +91,14 @@ def check_admission() -> None:
         raise ServiceUnavailable(message, ReturnCode.CHAT_ADMISSION_DISABLED)
 
 
-def moderate_messages(session: Session, submitter: Submitter, chat: ChatRequest) -> list[dict[str, Any]]:
+def moderate_messages(
+    session: Session, submitter: Submitter, chat: ChatRequest
+) -> list[dict[str, Any]]:
     """The messages workers get: each text rewritten where the filter applies."""
     prompt = flatten_messages(chat.messages, chat.tools)
-    rewrite = find_prompt_rewrite(session, is_flagged=submitter.caller.is_flagged, models=chat.models, prompt=prompt)
+    rewrite = find_prompt_rewrite(
+        session, is_flagged=submitter.caller.is_flagged, models=chat.models, prompt=prompt
+    )
     if rewrite is None:
         return chat.messages
     rewritten = rewrite_message_texts(chat.messages, rewrite)
@@ -104,8 +112,12 @@ def _join_texts(messages: list[dict[str, Any]]) -> str:
     return "".join(text for message in messages for text in iter_message_texts(message)).strip()
 
 
-def size_chat_request(chat: ChatRequest, messages: list[dict[str, Any]], bounds: TextWorkerBounds) -> SizedContext:
-    """Lower, grow and trim against what the online workers declare; raises BadRequest when nothing fits."""
+def size_chat_request(
+    chat: ChatRequest, messages: list[dict[str, Any]], bounds: TextWorkerBounds
+) -> SizedContext:
+    """Lower, grow and trim against what the online workers declare; raises BadRequest when nothing
+    fits.
+    """
     return size_chat_context(
         messages,
         chat.tools,
@@ -132,14 +144,18 @@ def check_kudos_cap(chat: ChatRequest, facts: TextRequestFacts, image_count: int
     quote = compute_quote(facts, 1, image_count)
     if quote > cap:
         message = (
-            f"The request's kudos estimate at current pricing is {quote}, above its horde.max_kudos of {cap}. "
-            "The estimate assumes the full max_tokens is generated."
+            f"The request's kudos estimate at current pricing is {quote}, above its horde.max_kudos"
+            f" of {cap}. The estimate assumes the full max_tokens is generated."
         )
         raise BadRequest(message, ReturnCode.CHAT_KUDOS_CAP_EXCEEDED)
 
 
-def answer_chat_dry_run(chat: ChatRequest, sized: SizedContext, stored: StoredRequest) -> dict[str, Any]:
-    """The quote and the request as it would run; `params` holds what the client sent under its native names."""
+def answer_chat_dry_run(
+    chat: ChatRequest, sized: SizedContext, stored: StoredRequest
+) -> dict[str, Any]:
+    """The quote and the request as it would run; `params` holds what the client sent under its
+    native names.
+    """
     params: dict[str, Any] = chat.text_params | {"max_length": sized.max_length}
     if "max_context_length" in params or sized.max_context_length != chat.requested_context_length:
         params["max_context_length"] = sized.max_context_length
@@ -174,8 +190,12 @@ def count_adjustments(chat: ChatRequest, sized: SizedContext) -> None:
         metrics.text_context_fit.add(1, {"horde.outcome": "truncated", "horde.mode": mode})
 
 
-def find_twin(refused: HordeError, api_key: str, claim: OperationKeyClaim | None) -> OperationClaim | None:
-    """The request that was sent with the same key at the same moment and won what this one was refused for."""
+def find_twin(
+    refused: HordeError, api_key: str, claim: OperationKeyClaim | None
+) -> OperationClaim | None:
+    """The request that was sent with the same key at the same moment and won what this one was
+    refused for.
+    """
     if claim is None or refused.rc not in RACED_REFUSALS:
         return None
     for seconds in TWIN_WAIT_SECONDS:
@@ -196,7 +216,9 @@ def build_facts(
     user_id: int,
     worker_ids: tuple[UUID, ...],
 ) -> TextRequestFacts:
-    """What decides who may serve the request, after sizing: what dropped turns would have needed no longer counts."""
+    """What decides who may serve the request, after sizing: what dropped turns would have needed no
+    longer counts.
+    """
     kept = replace(chat, messages=list(sized.messages))
     return TextRequestFacts(
         user_id=user_id,
@@ -215,8 +237,11 @@ def build_facts(
     )
 
 
-def build_content(chat: ChatRequest, sized: SizedContext, wp_id: UUID, worker_ids: tuple[UUID, ...]) -> RequestContent:
-    """The request as it is stored: messages and prompt hold the kept turns, the submission as it was sent.
+def build_content(
+    chat: ChatRequest, sized: SizedContext, wp_id: UUID, worker_ids: tuple[UUID, ...]
+) -> RequestContent:
+    """The request as it is stored: messages and prompt hold the kept turns, the submission as it
+    was sent.
 
     Images are named by the keys they will be stored under.
     """
@@ -225,7 +250,9 @@ def build_content(chat: ChatRequest, sized: SizedContext, wp_id: UUID, worker_id
         submitted_prompt=flatten_messages(chat.messages, chat.tools),
         params=chat.text_params,
         gen_payload=TextWaitingPrompt.prepare_job_payload(
-            params=chat.text_params, max_length=sized.max_length, max_context_length=sized.max_context_length
+            params=chat.text_params,
+            max_length=sized.max_length,
+            max_context_length=sized.max_context_length,
         ),
         messages=replace_image_urls(sized.messages, wp_id),
         chat_extras=build_stored_chat_extras(chat),

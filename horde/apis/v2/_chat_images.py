@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Taking the images of a chat request: fetched or decoded, checked against the requester's caps, encoded as they are stored."""
+"""Taking the images of a chat request: fetched or decoded, checked against the requester's caps,
+encoded as they are stored.
+"""
 
 import time
 from collections import deque
@@ -8,19 +10,32 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from uuid import UUID
 
 from horde.chat_contract import MAX_CHAT_BODY_BYTES, JsonObject
-from horde.classes.kobold._chat_images import SubmittedImage, check_image_total, check_total_of_data_urls
+from horde.classes.kobold._chat_images import (
+    SubmittedImage,
+    check_image_total,
+    check_total_of_data_urls,
+)
 from horde.classes.kobold._chat_objects import build_chat_image_key, count_inlined_bytes
 from horde.exceptions import RequestTooLarge
-from horde.image import MAX_DECODING_COUNT, ImageRefused, encode_chat_image, is_web_url, load_chat_image
+from horde.image import (
+    MAX_DECODING_COUNT,
+    ImageRefused,
+    encode_chat_image,
+    is_web_url,
+    load_chat_image,
+)
 
 FETCH_SECONDS_OF_A_REQUEST = 30.0  # the front waits a minute for the whole submit
 
 
-def load_images(images: Sequence[SubmittedImage], wp_id: UUID, *, cap_bytes: int) -> dict[str, bytes]:
+def load_images(
+    images: Sequence[SubmittedImage], wp_id: UUID, *, cap_bytes: int
+) -> dict[str, bytes]:
     """The images as JPEGs by their keys, in order; their URLs are taken out of the messages.
 
-    They are read one after the other, while those before are encoded, as many at a time as a process decodes. Call it with
-    no transaction open. Raises ChatRequestRefused for the first image that cannot be taken, ServiceUnavailable.
+    They are read one after the other, while those before are encoded, as many at a time as a
+    process decodes. Call it with no transaction open. Raises ChatRequestRefused for the first image
+    that cannot be taken, ServiceUnavailable.
     """
     reading = _Reading(images, cap_bytes)
     encoded = _Encoded(wp_id, cap_bytes)
@@ -37,16 +52,20 @@ def load_images(images: Sequence[SubmittedImage], wp_id: UUID, *, cap_bytes: int
 
 
 def check_inlined_size(messages: Sequence[JsonObject], jpegs: Mapping[str, bytes]) -> None:
-    """Hold the messages with their images inside to the bound of a body, which is what workers read at most.
+    """Hold the messages with their images inside to the bound of a body, which is what workers read
+    at most.
 
-    `messages` are as stored. Images at their cap leave room for all text that may be sent, but not for any amount of
-    escapes and of parts without text. Raises RequestTooLarge.
+    `messages` are as stored. Images at their cap leave room for all text that may be sent, but not
+    for any amount of escapes and of parts without text. Raises RequestTooLarge.
     """
     if not jpegs:
         return  # what is stored without images is no larger than what was sent
     size = count_inlined_bytes(messages, {key: len(jpeg) for key, jpeg in jpegs.items()})
     if size > MAX_CHAT_BODY_BYTES:
-        message = f"The messages take {size} bytes with their images inside, above the bound of {MAX_CHAT_BODY_BYTES} bytes."
+        message = (
+            f"The messages take {size} bytes with their images inside, above the bound of"
+            f" {MAX_CHAT_BODY_BYTES} bytes."
+        )
         raise RequestTooLarge(message)
 
 

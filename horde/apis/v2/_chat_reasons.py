@@ -16,12 +16,18 @@ from horde.return_codes import ReturnCode
 logger = get_logger(__name__)
 
 RECORDED_REFUSALS = frozenset(
-    {ReturnCode.CHAT_SUBMIT_INVALID, ReturnCode.CHAT_SUBMIT_NONCONFORMANT, ReturnCode.CHAT_MODEL_MISMATCH}
+    {
+        ReturnCode.CHAT_SUBMIT_INVALID,
+        ReturnCode.CHAT_SUBMIT_NONCONFORMANT,
+        ReturnCode.CHAT_MODEL_MISMATCH,
+    }
 )
 
 
 def record_refusal(job: JobFacts, refused: HordeError) -> None:
-    """Keep why a reply was refused, in a commit of its own before the refusal is sent. Best effort."""
+    """Keep why a reply was refused, in a commit of its own before the refusal is sent. Best
+    effort.
+    """
     rc = refused.rc
     if rc is None or rc not in RECORDED_REFUSALS or not job.is_pending or job.is_fake:
         return
@@ -34,10 +40,14 @@ def record_refusal(job: JobFacts, refused: HordeError) -> None:
 
 
 def record_worker_fault(job: JobFacts, fault_reason: str | None) -> None:
-    """Keep the sentence for a known reason before the fault is applied; a stored refusal is more specific."""
+    """Keep the sentence for a known reason before the fault is applied; a stored refusal is more
+    specific.
+    """
     if fault_reason is None or not job.is_pending or job.is_fake or job.chat_refusal_rc is not None:
         return
-    _write_quietly(lambda session: TextWaitingPrompt.record_chat_worker_fault(session, job.wp_id, fault_reason))
+    _write_quietly(
+        lambda session: TextWaitingPrompt.record_chat_worker_fault(session, job.wp_id, fault_reason)
+    )
 
 
 def _write_quietly(write: Callable[[Session], object]) -> None:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""The steps that queueing a text request and a chat request share, in the order in which they may refuse."""
+"""The steps that queueing a text request and a chat request share, in the order in which they may
+refuse.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +14,11 @@ from sqlalchemy.orm import Session
 
 from horde.apis.requests import get_client_address, get_client_agent, get_config, is_proxied
 from horde.classes.kobold.pricing import compute_activation_tax, round_quote
-from horde.classes.kobold.waiting_prompt import OperationKeyClaim, TextWaitingPrompt, delete_stored_chat_images
+from horde.classes.kobold.waiting_prompt import (
+    OperationKeyClaim,
+    TextWaitingPrompt,
+    delete_stored_chat_images,
+)
 from horde.classes.kobold.worker import TextRequestFacts
 from horde.database.addresses import check_address_timeout
 from horde.database.functions import (
@@ -21,7 +27,13 @@ from horde.database.functions import (
     remember_availability,
 )
 from horde.database.stats import get_horde_modes
-from horde.database.text_admission import PaidAdmission, Submitter, admit_output, list_model_figures, require_submitter
+from horde.database.text_admission import (
+    PaidAdmission,
+    Submitter,
+    admit_output,
+    list_model_figures,
+    require_submitter,
+)
 from horde.database.text_requests import (
     NewTextRequest,
     RequestContent,
@@ -59,36 +71,57 @@ def check_maintenance(session: Session) -> bool:
     """Refuse while the horde is in maintenance; True in a raid. Raises BadRequest."""
     modes = get_horde_modes(session)
     if modes.maintenance:
-        message = "The horde is in maintenance mode and takes no new requests. Please try again later."
+        message = (
+            "The horde is in maintenance mode and takes no new requests. Please try again later."
+        )
         raise BadRequest(message, ReturnCode.MAINTENANCE_MODE)
     return modes.raid
 
 
 def trust_direct_address(submitter: Submitter) -> None:
-    """Whitelist for a day the address a trusted, education or service account asks from directly."""
+    """Whitelist for a day the address a trusted, education or service account asks from
+    directly.
+    """
     caller = submitter.caller
     if (caller.is_trusted or caller.is_education or caller.is_service) and not is_proxied():
         whitelist_address(get_client_address())
 
 
 def check_submitter(
-    session: Session, api_key: str, *, allow_downgrade: bool, proxied_account: str | None = None, now: datetime
+    session: Session,
+    api_key: str,
+    *,
+    allow_downgrade: bool,
+    proxied_account: str | None = None,
+    now: datetime,
 ) -> Submitter:
-    """The account that asks; raises what `require_submitter` raises, and who may neither ask nor ask for others."""
+    """The account that asks; raises what `require_submitter` raises, and who may neither ask nor
+    ask for others.
+    """
     submitter = require_submitter(session, api_key, allow_downgrade=allow_downgrade, now=now)
     if proxied_account is not None and not submitter.caller.is_service:
         message = "Only service accounts may name a proxied account."
         raise BadRequest(message, ReturnCode.ONLY_SERVICE_ACCOUNT_PROXY)
     if submitter.caller.is_deleted:
-        raise Forbidden("This account is scheduled for deletion and cannot send requests.", ReturnCode.DELETED_USER)
+        raise Forbidden(
+            "This account is scheduled for deletion and cannot send requests.",
+            ReturnCode.DELETED_USER,
+        )
     trust_direct_address(submitter)
     return submitter
 
 
 def check_targets_and_limits(
-    session: Session, submitter: Submitter, *, listed_workers: Sequence[str], n: int, models: Sequence[str]
+    session: Session,
+    submitter: Submitter,
+    *,
+    listed_workers: Sequence[str],
+    n: int,
+    models: Sequence[str],
 ) -> tuple[UUID, ...]:
-    """Listed workers exist, the account has room, the address is not in timeout; the workers' ids."""
+    """Listed workers exist, the account has room, the address is not in timeout; the workers'
+    ids.
+    """
     worker_ids = require_worker_ids(session, listed_workers)
     check_limits(session, submitter, n=n, models=models)
     return worker_ids
@@ -123,12 +156,16 @@ def admit(
     is_dry_run: bool,
     now: datetime,
 ) -> StoredRequest:
-    """Measure who can serve the request and let its output in; a hold is part of the caller's transaction."""
+    """Measure who can serve the request and let its output in; a hold is part of the caller's
+    transaction.
+    """
     config = get_config()
     wp_id = uuid4()
 
     def measure(request: TextRequestFacts) -> WorkerAvailability:
-        return get_worker_availability_for_request(session, request, validated_backends=config.validated_backends, now=now)
+        return get_worker_availability_for_request(
+            session, request, validated_backends=config.validated_backends, now=now
+        )
 
     availability = measure(facts)
     admission = admit_output(
@@ -146,7 +183,13 @@ def admit(
     if admission.facts != facts:  # lowered: other workers may serve it now
         availability = measure(admission.facts)
     quote = compute_quote(admission.facts, n, image_count)
-    return StoredRequest(id=wp_id, quote=quote, image_count=image_count, admission=admission, availability=availability)
+    return StoredRequest(
+        id=wp_id,
+        quote=quote,
+        image_count=image_count,
+        admission=admission,
+        availability=availability,
+    )
 
 
 def store(session: Session, stored: StoredRequest, content: RequestContent, now: datetime) -> None:
@@ -162,11 +205,17 @@ def store(session: Session, stored: StoredRequest, content: RequestContent, now:
     insert_text_request(session, stored.id, new, now)
 
 
-def activate(stored: StoredRequest, *, claim: OperationKeyClaim | None, now: datetime, object_keys: Sequence[str] = ()) -> None:
+def activate(
+    stored: StoredRequest,
+    *,
+    claim: OperationKeyClaim | None,
+    now: datetime,
+    object_keys: Sequence[str] = (),
+) -> None:
     """Show the stored request to the workers, in a transaction of its own that a deadlock repeats.
 
-    `object_keys` are what the store has of it. Raises IntegrityError when another request of the user claimed the key
-    first; the row, its hold and its objects are then gone.
+    `object_keys` are what the store has of it. Raises IntegrityError when another request of the
+    user claimed the key first; the row, its hold and its objects are then gone.
     """
     submitter = stored.admission.submitter
 
@@ -178,7 +227,9 @@ def activate(stored: StoredRequest, *, claim: OperationKeyClaim | None, now: dat
                 caller=submitter.caller,
                 sharedkey_id=submitter.sharedkey_id,
                 tax=compute_activation_tax(stored.image_count),
-                priority=compute_starting_priority(submitter.caller, is_downgraded=submitter.is_downgraded),
+                priority=compute_starting_priority(
+                    submitter.caller, is_downgraded=submitter.is_downgraded
+                ),
                 claim=claim,
                 now=now,
             )
@@ -190,7 +241,8 @@ def activate(stored: StoredRequest, *, claim: OperationKeyClaim | None, now: dat
             delete_inactive_request(session, stored.id, now)
         raise
     if not is_active:
-        if object_keys:  # the cleaner took the row for abandoned, perhaps before all of them were stored
+        # The cleaner took the row for abandoned, perhaps before all of them were stored.
+        if object_keys:
             delete_stored_chat_images(object_keys)
         raise ServiceUnavailable("The request could not be queued. Try again.")
     remember_availability(stored.id, stored.availability)

@@ -66,7 +66,9 @@ CountedName = Annotated[str, Field(max_length=4096)]
 
 
 class TextPopBody(LenientBody):
-    """The keys of a text pop; the chat declaration is checked by `parse_chat_declaration_fields`."""
+    """The keys of a text pop; the chat declaration is checked by
+    `parse_chat_declaration_fields`.
+    """
 
     name: Annotated[str, Field(min_length=1, max_length=4096)]
     models: Values[CountedName] = Field(default_factory=list)
@@ -85,7 +87,9 @@ class TextPopBody(LenientBody):
 
     @property
     def clean_agent(self) -> str:
-        """The bridge agent without markup; a long one is cut, since one worker's grows with every reload."""
+        """The bridge agent without markup; a long one is cut, since one worker's grows with every
+        reload.
+        """
         return clean_shown_text(self.bridge_agent)[:MAX_BRIDGE_AGENT_LENGTH]
 
     @property
@@ -102,12 +106,15 @@ class PoppedJobs:
     payload: dict[str, Any]
     is_chat: bool = False
     request: TextWaitingPrompt | None = field(default=None, repr=False)
-    transport: ChatImageTransport | None = None  # how the worker gets what lies in the store; None when nothing does
+    # How the worker gets what lies in the store; None when nothing does.
+    transport: ChatImageTransport | None = None
     skipped: dict[str, int]
 
 
 def parse_priority_user_ids(usernames: Sequence[str]) -> list[int]:
-    """The user ids of `name#id` aliases; an id that cannot be one matches nobody. Raises BadRequest without a `#`."""
+    """The user ids of `name#id` aliases; an id that cannot be one matches nobody. Raises BadRequest
+    without a `#`.
+    """
     ids = []
     for username in usernames:
         if "#" not in username:
@@ -120,7 +127,9 @@ def parse_priority_user_ids(usernames: Sequence[str]) -> list[int]:
 
 
 def check_models(body: TextPopBody, caller: Caller) -> list[str]:
-    """The models of a pop: at least one, of storable length, none reserved to another user. Raises BadRequest."""
+    """The models of a pop: at least one, of storable length, none reserved to another user. Raises
+    BadRequest.
+    """
     models = body.known_models
     if not models:
         raise BadRequest("A worker has to offer at least one model.")
@@ -136,27 +145,37 @@ def check_models(body: TextPopBody, caller: Caller) -> list[str]:
 def check_owner(caller: Caller) -> None:
     """Refuse accounts that run no workers. Raises Forbidden."""
     if caller.is_deleted:
-        raise Forbidden("This account is scheduled for deletion and cannot run workers.", ReturnCode.DELETED_USER)
+        raise Forbidden(
+            "This account is scheduled for deletion and cannot run workers.",
+            ReturnCode.DELETED_USER,
+        )
     if caller.is_flagged:
         message = "This account was flagged by a moderator, so its workers get no jobs."
         raise Forbidden(message, ReturnCode.WORKER_FLAGGED_MAINTENANCE)
     if caller.is_anonymous:
-        raise Forbidden("Workers need an account of their own. Please register.", ReturnCode.ANON_FORBIDDEN_WORKER)
+        raise Forbidden(
+            "Workers need an account of their own. Please register.",
+            ReturnCode.ANON_FORBIDDEN_WORKER,
+        )
 
 
 def find_named_worker(session: Session, name: str) -> TextWorker | None:
     """The text worker of a name; raises BadRequest when a worker of another kind has it."""
     worker = find_named_text_worker(session, name)
-    if worker is None and session.scalar(select(Worker.id).where(Worker.name == name, Worker.worker_type != "text_worker")):
+    if worker is None and session.scalar(
+        select(Worker.id).where(Worker.name == name, Worker.worker_type != "text_worker")
+    ):
         message = f"The name '{name}' belongs to a worker of another kind."
         raise BadRequest(message, ReturnCode.POLYMORPHIC_NAME_CONFLICT)
     return worker
 
 
 def find_address_refusal(caller: Caller, *, is_raid: bool) -> HordeError | None:
-    """The refusal of a worker's address in timeout, or called unsafe by the checker; None when it may work.
+    """The refusal of a worker's address in timeout, or called unsafe by the checker; None when it
+    may work.
 
-    May wait for the checker, so no transaction may be open; the pop raises it in its place among the checks.
+    May wait for the checker, so no transaction may be open; the pop raises it in its place among
+    the checks.
     """
     address = get_peer_address()
     try:
@@ -171,12 +190,16 @@ def find_address_refusal(caller: Caller, *, is_raid: bool) -> HordeError | None:
 def check_worker_owner(worker: TextWorker, caller: Caller) -> None:
     """Refuse a name that belongs to somebody else. Raises Forbidden."""
     if worker.user_id != caller.id:
-        message = f"The worker name '{worker.name}' belongs to another user. Choose a name of your own."
+        message = (
+            f"The worker name '{worker.name}' belongs to another user. Choose a name of your own."
+        )
         raise Forbidden(message, ReturnCode.WRONG_CREDENTIALS)
 
 
 def check_new_worker(session: Session, body: TextPopBody, caller: Caller) -> None:
-    """Refuse a new worker by its name or by how many its owner has. Raises BadRequest or Forbidden."""
+    """Refuse a new worker by its name or by how many its owner has. Raises BadRequest or
+    Forbidden.
+    """
     name = body.clean_name
     if not name:
         raise BadRequest("A worker needs a name.")
@@ -235,15 +258,25 @@ def build_worker(body: TextPopBody, caller: Caller, now: datetime) -> TextWorker
 
 
 def insert_worker(session: Session, worker: TextWorker, caller: Caller) -> bool:
-    """Store a new worker; False when its owner's other thread was first, whose row this pop then goes on with.
+    """Store a new worker; False when its owner's other thread was first, whose row this pop then
+    goes on with.
 
     Raises Forbidden when somebody else took the name at this very moment.
     """
-    columns = {name: value for name, value in vars(worker).items() if name in inspect(TextWorker).columns}
+    columns = {
+        name: value for name, value in vars(worker).items() if name in inspect(TextWorker).columns
+    }
     statement = insert(TextWorker).values(**columns)
-    if session.scalar(statement.on_conflict_do_nothing(index_elements=["name"]).returning(TextWorker.id)) is not None:
+    if (
+        session.scalar(
+            statement.on_conflict_do_nothing(index_elements=["name"]).returning(TextWorker.id)
+        )
+        is not None
+    ):
         return True
-    first = session.execute(select(TextWorker.id, TextWorker.user_id).where(TextWorker.name == worker.name)).one_or_none()
+    first = session.execute(
+        select(TextWorker.id, TextWorker.user_id).where(TextWorker.name == worker.name)
+    ).one_or_none()
     if first is None or first.user_id != caller.id:
         raise Forbidden("This worker name was just taken.", ReturnCode.WRONG_CREDENTIALS)
     worker.id = first.id
@@ -267,14 +300,22 @@ class PendingCheckIn:
 
 
 def take_check_in(
-    worker: TextWorker, body: TextPopBody, declaration: ChatDeclaration | None, *, is_new: bool, now: datetime
+    worker: TextWorker,
+    body: TextPopBody,
+    declaration: ChatDeclaration | None,
+    *,
+    is_new: bool,
+    now: datetime,
 ) -> PendingCheckIn:
     """What the pop changes of its worker; the copy at hand is changed along.
 
     The declaration is compared at every pop, the rest every 30 s.
     """
     seen, was_online = worker.last_check_in, is_online(worker.last_check_in, now) and not is_new
-    old_limits, limits = (worker.max_length, worker.max_context_length), (body.max_length, body.max_context_length)
+    old_limits, limits = (
+        (worker.max_length, worker.max_context_length),
+        (body.max_length, body.max_context_length),
+    )
     declared = worker.take_chat_declaration(declaration)
     check_in = None
     if is_new or worker.is_check_in_due(now):
@@ -291,7 +332,9 @@ def take_check_in(
         declared=declared,
         check_in=check_in,
         is_new=is_new,
-        changes_service=bool(declared) or not was_online or (check_in is not None and limits != old_limits),
+        changes_service=bool(declared)
+        or not was_online
+        or (check_in is not None and limits != old_limits),
     )
 
 
@@ -300,7 +343,8 @@ workers, offers = table_of(TextWorker), table_of(WorkerModel)
 
 @cache
 def build_worker_update(names: frozenset[str], *, is_check_in: bool) -> Update:
-    """The one update of a pop, for the columns that changed; a check-in needs the `last_check_in` that was read.
+    """The one update of a pop, for the columns that changed; a check-in needs the `last_check_in`
+    that was read.
 
     Returns the models stored so far, in one row; no row for the loser of a race.
     """
@@ -308,14 +352,25 @@ def build_worker_update(names: frozenset[str], *, is_check_in: bool) -> Update:
     if is_check_in:
         statement = statement.where(workers.c.last_check_in == bindparam("seen_check_in"))
     values = {name: bindparam(f"new_{name}", type_=workers.c[name].type) for name in names}
-    stored = select(func.array_agg(offers.c.model)).where(offers.c.worker_id == bindparam("worker_id")).scalar_subquery()
+    stored = (
+        select(func.array_agg(offers.c.model))
+        .where(offers.c.worker_id == bindparam("worker_id"))
+        .scalar_subquery()
+    )
     return statement.values(values).returning(func.coalesce(stored, cast([], ARRAY(Text))))
 
 
 def write_check_in(
-    session: Session, worker: TextWorker, pending: PendingCheckIn, models: Sequence[str], caller: Caller, now: datetime
+    session: Session,
+    worker: TextWorker,
+    pending: PendingCheckIn,
+    models: Sequence[str],
+    caller: Caller,
+    now: datetime,
 ) -> None:
-    """Write a check-in; of two pops of one worker at once, one counts. The caller commits before the queue is read."""
+    """Write a check-in; of two pops of one worker at once, one counts. The caller commits before
+    the queue is read.
+    """
     changes_service = pending.changes_service
     columns = pending.declared | ({} if pending.check_in is None else pending.check_in.columns)
     stored_models: list[str] | None = []
@@ -323,10 +378,14 @@ def write_check_in(
         if not insert_worker(session, worker, caller):
             return
     else:
-        statement = build_worker_update(frozenset(columns), is_check_in=pending.check_in is not None)
+        statement = build_worker_update(
+            frozenset(columns), is_check_in=pending.check_in is not None
+        )
         values = {f"new_{name}": value for name, value in columns.items()}
         seen = {"worker_id": worker.id, "seen_check_in": pending.seen_check_in}
-        stored_models = session.scalar(statement, values | (seen if pending.check_in is not None else {"worker_id": worker.id}))
+        stored_models = session.scalar(
+            statement, values | (seen if pending.check_in is not None else {"worker_id": worker.id})
+        )
         if stored_models is None:
             return
     if pending.check_in is not None:
@@ -337,27 +396,35 @@ def write_check_in(
         after_commit(session, note_text_workers_changed)
 
 
-def _write_models(session: Session, worker: TextWorker, models: Sequence[str], stored: set[str]) -> bool:
+def _write_models(
+    session: Session, worker: TextWorker, models: Sequence[str], stored: set[str]
+) -> bool:
     """Store the offered models if the set changed; True when it did."""
     if stored == set(models):
         return False
     if stored - set(models):
         session.execute(
-            delete(WorkerModel).where(WorkerModel.worker_id == worker.id, WorkerModel.model.in_(stored - set(models)))
+            delete(WorkerModel).where(
+                WorkerModel.worker_id == worker.id, WorkerModel.model.in_(stored - set(models))
+            )
         )
     added = [model for model in models if model not in stored]
     insert_rows(session, offers, [{"worker_id": worker.id, "model": model} for model in added])
     return True
 
 
-def _reward_uptime(session: Session, worker: TextWorker, models: Sequence[str], caller: Caller, now: datetime) -> None:
+def _reward_uptime(
+    session: Session, worker: TextWorker, models: Sequence[str], caller: Caller, now: datetime
+) -> None:
     kudos = compute_uptime_reward(
         max_context_length=worker.max_context_length,
         multiplier=get_text_model_multiplier(models[0]),
         is_known=is_known_text_model(models[0]),
         validated=is_backend_validated(worker.bridge_agent, get_config().validated_backends),
     )
-    movements = build_uptime_movements(kudos=kudos, worker_id=worker.id, owner_id=caller.id, owner_trusted=caller.is_trusted)
+    movements = build_uptime_movements(
+        kudos=kudos, worker_id=worker.id, owner_id=caller.id, owner_trusted=caller.is_trusted
+    )
     append_movements(session, uuid4(), movements, now)
 
 
@@ -369,7 +436,9 @@ def read_queue(
     priority_user_ids: Sequence[int],
     now: datetime,
 ) -> ServableQueue:
-    """What of the queue this pop may take. Models are those of the pop, limits those of the stored worker."""
+    """What of the queue this pop may take. Models are those of the pop, limits those of the stored
+    worker.
+    """
     config = get_config()
 
     def build_inputs(minimum_speed: float) -> EligibilityInputs:
@@ -412,9 +481,11 @@ def take_jobs(
     amount: int,
     now: datetime,
 ) -> PoppedJobs:
-    """Claim a request and write its jobs, in the caller's transaction; without one, the body of an idle pop.
+    """Claim a request and write its jobs, in the caller's transaction; without one, the body of an
+    idle pop.
 
-    A paused worker gets jobs of its owner, else fakes, so that whoever runs it does not learn that it is paused.
+    A paused worker gets jobs of its owner, else fakes, so that whoever runs it does not learn that
+    it is paused.
     """
     claimed = claim_next_request(session, queue, wanted=amount, now=now)
     is_fake = claimed is None and worker.paused and not worker.maintenance
@@ -425,12 +496,21 @@ def take_jobs(
     jobs = assign_jobs(session, claimed, worker, models, now, owner=owner, is_fake=is_fake)
     request = claimed.request
     waited = max(0.0, (now - request.created).total_seconds())
-    kind = "shared_key" if request.sharedkey_id else ("anonymous" if request.user_id == 0 else "registered")
+    kind = (
+        "shared_key"
+        if request.sharedkey_id
+        else ("anonymous" if request.user_id == 0 else "registered")
+    )
     bucket = metrics.get_text_length_bucket(request.max_length)
 
     def count() -> None:
         metrics.text_queue_wait_seconds.record(
-            waited, {"horde.requester": kind, "horde.chat": request.is_chat, "horde.requested_bucket": bucket}
+            waited,
+            {
+                "horde.requester": kind,
+                "horde.chat": request.is_chat,
+                "horde.requested_bucket": bucket,
+            },
         )
 
     if not is_fake:
@@ -446,10 +526,14 @@ def take_jobs(
 
 
 def add_stored_input(popped: PoppedJobs) -> PoppedJobs:
-    """The job with what its request keeps in the store. Call it after the commit; raises StoreUnavailable."""
+    """The job with what its request keeps in the store. Call it after the commit; raises
+    StoreUnavailable.
+    """
     if popped.jobs is None or popped.request is None or popped.transport is None:
         return popped
-    payload = popped.request.get_pop_payload(transport=popped.transport, ttl_seconds=popped.jobs.ttl_seconds, store=r2)
+    payload = popped.request.get_pop_payload(
+        transport=popped.transport, ttl_seconds=popped.jobs.ttl_seconds, store=r2
+    )
     return replace(popped, payload=payload)
 
 

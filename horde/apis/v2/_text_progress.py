@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""The steps of a progress post: its shape, its lease, what a post without one is told, the job's deadline."""
+"""The steps of a progress post: its shape, its lease, what a post without one is told, the job's
+deadline.
+"""
 
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -9,13 +11,24 @@ from sqlalchemy.exc import DBAPIError
 
 from horde import chat_progress, metrics
 from horde.chat_progress import AppendResult, LeaseRenewal, PostOutcome, ProgressPost
-from horde.classes.kobold.processing_generation import LeaseWriting, get_unix_seconds, renew_text_job_lease
+from horde.classes.kobold.processing_generation import (
+    LeaseWriting,
+    get_unix_seconds,
+    renew_text_job_lease,
+)
 from horde.classes.kobold.worker import TEXT_JOB_LEASE_SECONDS
 from horde.database.text_jobs import is_job_aborted
 from horde.database.users import build_lease_key_of
 from horde.database.workers import parse_id
 from horde.db import reading, single_statement
-from horde.exceptions import BadRequest, Conflict, Forbidden, NotFound, RequestTooLarge, ServiceUnavailable
+from horde.exceptions import (
+    BadRequest,
+    Conflict,
+    Forbidden,
+    NotFound,
+    RequestTooLarge,
+    ServiceUnavailable,
+)
 from horde.logger import get_logger
 from horde.redis_ctrl import RedisUnavailable
 from horde.return_codes import ReturnCode
@@ -35,7 +48,9 @@ class PostBody:
 
 
 def parse_progress_post(body: dict[str, object]) -> PostBody:
-    """The post in a body, null being as absent; raises BadRequest for anything missing, mistyped or empty."""
+    """The post in a body, null being as absent; raises BadRequest for anything missing, mistyped or
+    empty.
+    """
     job_id, seq, delta = body.get("id"), body.get("seq"), body.get("delta")
     if not isinstance(job_id, str):
         raise BadRequest("'id' has to be a string.")
@@ -46,7 +61,9 @@ def parse_progress_post(body: dict[str, object]) -> PostBody:
     content, reasoning = _parse_text(delta, "content"), _parse_text(delta, "reasoning_content")
     if not content and not reasoning:
         raise BadRequest("'delta' has to carry content or reasoning_content.")
-    return PostBody(id=job_id, job_id=parse_id(job_id), seq=seq, content=content, reasoning=reasoning)
+    return PostBody(
+        id=job_id, job_id=parse_id(job_id), seq=seq, content=content, reasoning=reasoning
+    )
 
 
 def _parse_text(delta: dict[str, object], key: str) -> str:
@@ -62,7 +79,9 @@ def append(post: PostBody, api_key: str, now: datetime) -> AppendResult:
     """What the stream makes of a post; raises ServiceUnavailable while Redis is away."""
     if post.job_id is None:
         return AppendResult(outcome=PostOutcome.NO_LEASE)
-    progress = ProgressPost(generation_id=post.job_id, seq=post.seq, content=post.content, reasoning=post.reasoning)
+    progress = ProgressPost(
+        generation_id=post.job_id, seq=post.seq, content=post.content, reasoning=post.reasoning
+    )
     try:
         return chat_progress.append_progress(
             progress,
@@ -76,12 +95,17 @@ def append(post: PostBody, api_key: str, now: datetime) -> AppendResult:
 
 
 def find_refusal_without_lease(post: PostBody, now: datetime) -> NotFound:
-    """What a worker without a lease is told: to stop, when the job has ended or is unknown, else to submit alone."""
+    """What a worker without a lease is told: to stop, when the job has ended or is unknown, else to
+    submit alone.
+    """
     if post.job_id is not None:
         with reading() as session:
             is_aborted = is_job_aborted(session, post.job_id, now)
         if not is_aborted:
-            message = f"No progress is taken for generation {post.job_id}. Stop posting and submit the reply."
+            message = (
+                f"No progress is taken for generation {post.job_id}. Stop posting and submit the"
+                " reply."
+            )
             return NotFound(message, ReturnCode.CHAT_PROGRESS_NOT_STREAMING)
     message = f"Generation {post.id[:64]} was aborted, or its request has expired. Stop generating."
     return NotFound(message, ReturnCode.CHAT_JOB_ABORTED)
@@ -97,14 +121,18 @@ def check_accepted(appended: AppendResult, post: PostBody) -> None:
         message = f"Expected seq {expected_seq} for generation {post.job_id}."
         raise Conflict(message, ReturnCode.CHAT_PROGRESS_OUT_OF_SEQUENCE, expected_seq=expected_seq)
     if appended.outcome is PostOutcome.CAP_REACHED:
-        message = f"Generation {post.job_id} posted as much as it may. Stop posting and submit the reply."
+        message = (
+            f"Generation {post.job_id} posted as much as it may. Stop posting and submit the reply."
+        )
         raise RequestTooLarge(message, ReturnCode.CHAT_PROGRESS_CAP_REACHED)
 
 
 def renew_lease(appended: AppendResult, post: PostBody) -> bool:
-    """Write a deadline that the post moved to the job's row; whether the worker is told that the request was cancelled.
+    """Write a deadline that the post moved to the job's row; whether the worker is told that the
+    request was cancelled.
 
-    Best effort: the text is appended already, and after a failure the next post moves the deadline again.
+    Best effort: the text is appended already, and after a failure the next post moves the deadline
+    again.
     """
     if appended.renewal is None or post.job_id is None:
         return appended.is_cancelled
@@ -128,4 +156,6 @@ def _count_renewal(appended: AppendResult) -> None:
     if appended.is_fake:
         return
     outcome = "" if appended.renewal is None else appended.renewal.value
-    metrics.text_lease_renewals.add(1, {"horde.outcome": outcome, "horde.worker_trusted": appended.owner_trusted})
+    metrics.text_lease_renewals.add(
+        1, {"horde.outcome": outcome, "horde.worker_trusted": appended.owner_trusted}
+    )

@@ -54,7 +54,9 @@ def check_images_and_prompt(submitter: Submitter, text: TextRequest) -> None:
         message = f"A request may carry at most {MAX_EXTRA_SOURCE_IMAGES} extra source images."
         raise BadRequest(message, ReturnCode.TOO_MANY_EXTRA_SOURCE_IMAGES)
     if len(body.extra_source_images) > FREE_EXTRA_SOURCE_IMAGES and not caller.is_trusted:
-        message = f"Only trusted users may send more than {FREE_EXTRA_SOURCE_IMAGES} extra source image."
+        message = (
+            f"Only trusted users may send more than {FREE_EXTRA_SOURCE_IMAGES} extra source image."
+        )
         raise BadRequest(message, ReturnCode.MORE_THAN_MIN_EXTRA_SOURCE_IMAGE)
     if not body.prompt:
         raise BadRequest("You cannot specify an empty prompt.", ReturnCode.MISSING_PROMPT)
@@ -69,7 +71,10 @@ def check_batching(submitter: Submitter, text: TextRequest) -> None:
 def moderate_prompt(session: Session, submitter: Submitter, text: TextRequest) -> str:
     """The prompt workers get: rewritten where the filter applies."""
     rewrite = find_prompt_rewrite(
-        session, is_flagged=submitter.caller.is_flagged, models=text.body.models, prompt=text.body.prompt
+        session,
+        is_flagged=submitter.caller.is_flagged,
+        models=text.body.models,
+        prompt=text.body.prompt,
     )
     if rewrite is None:
         return text.body.prompt
@@ -79,7 +84,12 @@ def moderate_prompt(session: Session, submitter: Submitter, text: TextRequest) -
 
 
 def build_facts(
-    text: TextRequest, models: tuple[str, ...], *, user_id: int, worker_ids: tuple[UUID, ...], max_context_length: int
+    text: TextRequest,
+    models: tuple[str, ...],
+    *,
+    user_id: int,
+    worker_ids: tuple[UUID, ...],
+    max_context_length: int,
 ) -> TextRequestFacts:
     """What decides which workers may serve the request."""
     return TextRequestFacts(
@@ -96,15 +106,21 @@ def build_facts(
     )
 
 
-def build_content(text: TextRequest, prompt: str, stored: StoredRequest, worker_ids: tuple[UUID, ...]) -> RequestContent:
-    """The row's content; `prompt` is as workers get it, and the lengths are those that were admitted."""
+def build_content(
+    text: TextRequest, prompt: str, stored: StoredRequest, worker_ids: tuple[UUID, ...]
+) -> RequestContent:
+    """The row's content; `prompt` is as workers get it, and the lengths are those that were
+    admitted.
+    """
     facts = stored.admission.facts
     return RequestContent(
         prompt=prompt,
         submitted_prompt=text.body.prompt,
         params=text.params,
         gen_payload=TextWaitingPrompt.prepare_job_payload(
-            params=text.params, max_length=facts.max_length, max_context_length=facts.max_context_length
+            params=text.params,
+            max_length=facts.max_length,
+            max_context_length=facts.max_context_length,
         ),
         n=text.n,
         proxied_account=text.body.proxied_account,
@@ -119,7 +135,8 @@ def answer_text_dry_run(text: TextRequest, prompt: str, stored: StoredRequest) -
     facts = stored.admission.facts
     resolved = {
         "prompt": prompt,
-        "params": params | {"max_length": facts.max_length, "max_context_length": facts.max_context_length},
+        "params": params
+        | {"max_length": facts.max_length, "max_context_length": facts.max_context_length},
         "models": list(facts.models),
         "style": None,
         "estimated_prompt_tokens": estimate_text_prompt_tokens(prompt),
@@ -131,4 +148,6 @@ def answer_text_dry_run(text: TextRequest, prompt: str, stored: StoredRequest) -
 def check_no_images(text: TextRequest) -> None:
     """Text takes no extra source images at all."""
     if text.body.extra_source_images:
-        raise BadRequest("Text requests take no extra source images.", ReturnCode.INVALID_EXTRA_SOURCE_IMAGES)
+        raise BadRequest(
+            "Text requests take no extra source images.", ReturnCode.INVALID_EXTRA_SOURCE_IMAGES
+        )

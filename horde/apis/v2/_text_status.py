@@ -21,27 +21,40 @@ def answer_status(request_id: str, *, is_chat: bool) -> dict[str, Any]:
         def read() -> dict[str, Any]:
             progress = require_request_progress(session, request_id, is_chat=is_chat, now=now)
             backends = get_config().validated_backends
-            return build_text_status(session, progress, is_chat=is_chat, validated_backends=backends, now=now)
+            return build_text_status(
+                session, progress, is_chat=is_chat, validated_backends=backends, now=now
+            )
 
         status = read()
-        # A reply that was stored between the two statements: its price and the end of the request belong to it.
+        # A reply that was stored between the two statements: its price and the end of the request
+        # belong to it.
         return status if len(status["generations"]) == status["finished"] else read()
 
 
 def answer_cancel(request_id: str, *, is_chat: bool) -> dict[str, Any]:
-    """Cancel a request; the status as it was before. Repeated calls answer alike and change nothing.
+    """Cancel a request; the status as it was before. Repeated calls answer alike and change
+    nothing.
 
-    The jobs of a streamed request that are in flight are settled with the cancel, on what they had posted before it.
+    The jobs of a streamed request that are in flight are settled with the cancel, on what they had
+    posted before it.
     """
     now = utcnow()
     posted = cancelling.read_posted_characters(request_id) if is_chat else {}
     with transaction() as session:
         progress = require_request_progress(session, request_id, is_chat=is_chat, now=now)
         status = build_text_status(
-            session, progress, is_chat=is_chat, validated_backends=get_config().validated_backends, now=now
+            session,
+            progress,
+            is_chat=is_chat,
+            validated_backends=get_config().validated_backends,
+            now=now,
         )
         is_cancelled = not progress.is_done and cancel_text_request(session, progress.id, now)
-        streamed = cancelling.settle_streamed_jobs(session, progress.id, posted, now) if is_chat and is_cancelled else []
+        streamed = (
+            cancelling.settle_streamed_jobs(session, progress.id, posted, now)
+            if is_chat and is_cancelled
+            else []
+        )
     if is_chat and is_cancelled:
         cancel_progress_streams(streamed)
         publish_chat_event(progress.id, ChatEvent.CANCELLED, progress.finished)

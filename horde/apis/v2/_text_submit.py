@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""The steps of a worker's submit: the job, the shape of what came, the reply's verification, the settlement."""
+"""The steps of a worker's submit: the job, the shape of what came, the reply's verification, the
+settlement.
+"""
 
 from dataclasses import replace
 from datetime import datetime
@@ -92,7 +94,9 @@ def parse_job_id(text: str) -> UUID | None:
 
 
 def parse_text_submission_with_chat_keys(raw: dict[str, object]) -> TextSubmitBody:
-    """The submit of a text job by a worker that sends chat's keys: a fault needs no `generation` then, as on chat."""
+    """The submit of a text job by a worker that sends chat's keys: a fault needs no `generation`
+    then, as on chat.
+    """
     is_fault = raw.get("state") == SubmissionState.FAULTED and raw.get("generation") is None
     return parse_lenient_body(TextSubmitBody, raw | {"generation": ""} if is_fault else raw)
 
@@ -115,13 +119,21 @@ def build_text_submission(body: TextSubmitBody, job: JobFacts) -> Submitted:
         raise BadRequest(f"'gen_metadata' may hold at most {MAX_METADATA_ENTRIES} entries.")
     entries = [entry.model_dump(exclude_none=True) for entry in body.gen_metadata]
     metadata, is_censored = mark_censorship(body.state, entries)
-    columns: dict[str, Any] = {"generation": body.generation, "gen_metadata": metadata, "seed": max(body.seed, 0)}
+    columns: dict[str, Any] = {
+        "generation": body.generation,
+        "gen_metadata": metadata,
+        "seed": max(body.seed, 0),
+    }
     tokens = TextProcessingGeneration.get_things_count(None, body.generation, job.max_length)
     return Submitted(columns=columns, tokens=tokens, is_censored=is_censored)
 
 
-def mark_censorship(state: SubmissionState, metadata: list[dict[str, Any]]) -> tuple[list[dict[str, Any]] | None, bool]:
-    """The stored metadata and whether the reply is censored: the state and a csam entry each imply the other."""
+def mark_censorship(
+    state: SubmissionState, metadata: list[dict[str, Any]]
+) -> tuple[list[dict[str, Any]] | None, bool]:
+    """The stored metadata and whether the reply is censored: the state and a csam entry each imply
+    the other.
+    """
     has_entry = CSAM_METADATA in metadata
     if state is SubmissionState.CSAM and not has_entry:
         metadata = [*metadata, CSAM_METADATA]
@@ -132,16 +144,24 @@ def mark_censorship(state: SubmissionState, metadata: list[dict[str, Any]]) -> t
 def verify_chat_submission(submission: ChatSubmission, job: JobFacts) -> tuple[Submitted, int]:
     """The verified reply as stored, and how many calls the single-call rule dropped.
 
-    May run the schema helper, so no transaction may be open. Raises BadRequest with ChatSubmitInvalid or
-    ChatSubmitNonconformant.
+    May run the schema helper, so no transaction may be open. Raises BadRequest with
+    ChatSubmitInvalid or ChatSubmitNonconformant.
     """
     message = submission.message or {}
-    verified = verify_chat_reply(message, job.chat_extras, ChatConformance(job.chat_conformance), submission.state)
-    finish_reason = chat_reply_finish_reason(submission.finish_reason or "", verified.message, job.chat_extras)
+    verified = verify_chat_reply(
+        message, job.chat_extras, ChatConformance(job.chat_conformance), submission.state
+    )
+    finish_reason = chat_reply_finish_reason(
+        submission.finish_reason or "", verified.message, job.chat_extras
+    )
     metadata, is_censored = mark_censorship(submission.state, [])
-    columns = TextProcessingGeneration.get_submission_columns(submission, verified.message, finish_reason)
+    columns = TextProcessingGeneration.get_submission_columns(
+        submission, verified.message, finish_reason
+    )
     tokens = TextProcessingGeneration.get_things_count(verified.message, None, job.max_length)
-    submitted = Submitted(columns=columns | {"gen_metadata": metadata}, tokens=tokens, is_censored=is_censored)
+    submitted = Submitted(
+        columns=columns | {"gen_metadata": metadata}, tokens=tokens, is_censored=is_censored
+    )
     return submitted, verified.dropped_tool_call_count
 
 
@@ -184,7 +204,9 @@ class _JobLostError(Exception):
 _JobLost = _JobLostError()
 
 
-def settle_or_refuse(job: JobFacts, submitted: Submitted, *, dropped_tool_calls: int = 0, now: datetime) -> float:
+def settle_or_refuse(
+    job: JobFacts, submitted: Submitted, *, dropped_tool_calls: int = 0, now: datetime
+) -> float:
     """As `settle`; the loser of a race reads how the job ended and raises that refusal."""
     try:
         return settle(job, submitted, dropped_tool_calls=dropped_tool_calls, now=now)
@@ -195,7 +217,13 @@ def settle_or_refuse(job: JobFacts, submitted: Submitted, *, dropped_tool_calls:
     raise build_lost_refusal(replace(job, is_faulted=True) if ended is None else ended)
 
 
-def _report_stored(job: JobFacts, submitted: Submitted, settlement: Settlement, dropped_tool_calls: int, now: datetime) -> None:
+def _report_stored(
+    job: JobFacts,
+    submitted: Submitted,
+    settlement: Settlement,
+    dropped_tool_calls: int,
+    now: datetime,
+) -> None:
     """Log, count and tell of a stored reply, after its commit. Best effort."""
     extra = {"job": str(job.id), "worker": str(job.worker_id), "chat": job.is_chat}
     if dropped_tool_calls:
@@ -210,8 +238,12 @@ def _report_stored(job: JobFacts, submitted: Submitted, settlement: Settlement, 
         queue_webhook(job.webhook, build_webhook_body(job, submitted, settlement))
 
 
-def build_webhook_body(job: JobFacts, submitted: Submitted, settlement: Settlement) -> dict[str, Any]:
-    """What a webhook is told of a text generation: as on the status, with the ids and the worker's reward."""
+def build_webhook_body(
+    job: JobFacts, submitted: Submitted, settlement: Settlement
+) -> dict[str, Any]:
+    """What a webhook is told of a text generation: as on the status, with the ids and the worker's
+    reward.
+    """
     metadata = submitted.columns["gen_metadata"] or []
     return {
         "text": submitted.columns["generation"],
@@ -233,21 +265,31 @@ def _count_stored(job: JobFacts, submitted: Submitted, now: datetime) -> None:
         label = job.model if is_known_text_model(job.model) else "other"
         metrics.text_empty_generations.add(1, {"horde.model": label})
     if job.is_over_capacity:
-        attributes = build_gate_shadow_attributes(owner_trusted=job.worker_owner_trusted, max_length=job.max_length)
+        attributes = build_gate_shadow_attributes(
+            owner_trusted=job.worker_owner_trusted, max_length=job.max_length
+        )
         metrics.gate_shadow_service_seconds.record(seconds_since(job.start_time, now), attributes)
         outcome = GateShadowOutcome.COMPLETED.value
         metrics.gate_shadow_outcomes.add(1, attributes | {"horde.outcome": outcome})
 
 
 def count_worker_fault(fault_reason: str | None, job: JobFacts) -> None:
-    """Count a faulted chat submit by the reason sent; a worker's own words are never an attribute."""
+    """Count a faulted chat submit by the reason sent; a worker's own words are never an
+    attribute.
+    """
     known: dict[str | None, str] = {None: "none"}
-    reason = (known | {reason: reason for reason in CHAT_WORKER_FAULT_MESSAGES}).get(fault_reason, "unknown")
-    metrics.chat_worker_faults.add(1, {"horde.reason": reason, "horde.worker_trusted": job.worker_owner_trusted})
+    reason = (known | {reason: reason for reason in CHAT_WORKER_FAULT_MESSAGES}).get(
+        fault_reason, "unknown"
+    )
+    metrics.chat_worker_faults.add(
+        1, {"horde.reason": reason, "horde.worker_trusted": job.worker_owner_trusted}
+    )
 
 
 def fault(job: JobFacts, *, is_raid: bool, now: datetime) -> float:
-    """End a job without a reply; 0, also for a job that was faulted before. Raises BadRequest for a completed one."""
+    """End a job without a reply; 0, also for a job that was faulted before. Raises BadRequest for a
+    completed one.
+    """
     if job.is_completed:
         raise build_lost_refusal(job)
     with transaction() as session:
@@ -261,7 +303,9 @@ def fault(job: JobFacts, *, is_raid: bool, now: datetime) -> float:
 
 
 def give_back_unreadable(job_id: UUID, now: datetime) -> None:
-    """End a chat job whose images the horde cannot read. It counts against the request, never against the worker."""
+    """End a chat job whose images the horde cannot read. It counts against the request, never
+    against the worker.
+    """
 
     def work() -> tuple[JobFacts, Fault] | None:
         with transaction() as session:
@@ -278,10 +322,16 @@ def give_back_unreadable(job_id: UUID, now: datetime) -> None:
 
 
 def _report_fault(job: JobFacts, outcome: Fault) -> None:
-    logger.info("horde.job_submit.faulted", extra={"job": str(job.id), "worker": str(job.worker_id)})
+    logger.info(
+        "horde.job_submit.faulted", extra={"job": str(job.id), "worker": str(job.worker_id)}
+    )
     if job.is_over_capacity:
-        attributes = build_gate_shadow_attributes(owner_trusted=job.worker_owner_trusted, max_length=job.max_length)
-        metrics.gate_shadow_outcomes.add(1, attributes | {"horde.outcome": GateShadowOutcome.FAULTED.value})
+        attributes = build_gate_shadow_attributes(
+            owner_trusted=job.worker_owner_trusted, max_length=job.max_length
+        )
+        metrics.gate_shadow_outcomes.add(
+            1, attributes | {"horde.outcome": GateShadowOutcome.FAULTED.value}
+        )
     if job.is_chat and outcome.is_request_faulted:
         publish_chat_event(
             job.wp_id,

@@ -35,7 +35,8 @@ from horde.model_reference import is_known_text_model
 from horde.return_codes import ReturnCode
 
 MODEL_LIST_SECONDS = 2.0
-HIDDEN_MODEL = "horde_special"  # models with this in their name serve by invitation and are not advertised
+# Models with this in their name serve by invitation and are not advertised.
+HIDDEN_MODEL = "horde_special"
 MAX_CACHED_QUERIES = 200
 
 type Entry = dict[str, Any]
@@ -75,7 +76,9 @@ class ModesBody(Body):
     raid_mode: bool | None = None
 
 
-_model_lists = TimedCache[ModelsQuery, list[Entry]](MODEL_LIST_SECONDS, max_entries=MAX_CACHED_QUERIES)
+_model_lists = TimedCache[ModelsQuery, list[Entry]](
+    MODEL_LIST_SECONDS, max_entries=MAX_CACHED_QUERIES
+)
 
 namespace = Namespace("status", description="What the horde does now.", path="/v2/status")
 active_model = build_active_model(namespace)
@@ -90,10 +93,22 @@ class Models(Resource):
     @namespace.doc(
         params={
             "type": {"in": "query", "enum": [*ModelType], "default": "image"},
-            "min_count": {"in": "query", "type": "integer", "description": "Leave out models with fewer threads."},
-            "max_count": {"in": "query", "type": "integer", "description": "Leave out models with more threads."},
+            "min_count": {
+                "in": "query",
+                "type": "integer",
+                "description": "Leave out models with fewer threads.",
+            },
+            "max_count": {
+                "in": "query",
+                "type": "integer",
+                "description": "Leave out models with more threads.",
+            },
             "model_state": {"in": "query", "enum": [*ModelState], "default": "all"},
-            "chat": {"in": "query", "type": "boolean", "description": "List what chat workers offer; needs type=text."},
+            "chat": {
+                "in": "query",
+                "type": "boolean",
+                "description": "List what chat workers offer; needs type=text.",
+            },
         }
     )
     @namespace.response(200, "The models", [active_model])
@@ -113,14 +128,18 @@ class Models(Resource):
         with transaction() as session:
             figures = get_model_figures(session, now)
             offers = get_chat_model_offers(session, now) if query.chat else {}
-            if any(name not in figures or not figures[name].is_served for name in offers):  # a worker came since
+            # A worker came since.
+            if any(name not in figures or not figures[name].is_served for name in offers):
                 figures = compute_model_figures(session, now)
-        # A worker may change its chat model between two check-ins, which alone write the models it offers to text.
+        # A worker may change its chat model between two check-ins, which alone write the models it
+        # offers to text.
         figures = {**{name: ModelFigures(name=name) for name in offers}, **figures}
         entries = [build_entry(model) for model in figures.values() if is_listed(model, query)]
         return self.add_chat_offers(entries, offers) if query.chat else entries
 
-    def add_chat_offers(self, entries: list[Entry], offers: Mapping[str, ChatModelOffer]) -> list[Entry]:
+    def add_chat_offers(
+        self, entries: list[Entry], offers: Mapping[str, ChatModelOffer]
+    ) -> list[Entry]:
         """The entries of models that an online chat worker serves, each with its `chat` object."""
         return [
             {**entry, "chat": {**asdict(offer), "features": list(offer.features)}}
@@ -141,10 +160,14 @@ class Model(Resource):
         with transaction() as session:
             figures = get_model_figures(session, now)
             model = figures.get(model_name, ModelFigures(name=model_name))
-            if not model.is_served and is_model_served(session, model_name, now):  # its worker came since
+            # Its worker came since.
+            if not model.is_served and is_model_served(session, model_name, now):
                 model = compute_model_figures(session, now).get(model_name, model)
         if not model.is_served and not is_known_text_model(model_name):
-            raise NotFound(f"Model '{model_name[:MAX_MODEL_NAME_LENGTH]}' not found.", ReturnCode.MODEL_NOT_FOUND)
+            raise NotFound(
+                f"Model '{model_name[:MAX_MODEL_NAME_LENGTH]}' not found.",
+                ReturnCode.MODEL_NOT_FOUND,
+            )
         return [build_entry(model)]
 
 
@@ -154,7 +177,9 @@ class HordePerformance(Resource):
 
     @namespace.response(200, "The figures", horde_performance)
     def get(self) -> Entry:
-        """Queues, workers and the work of the last minute. This horde takes no image or alchemy work: those are 0."""
+        """Queues, workers and the work of the last minute. This horde takes no image or alchemy
+        work: those are 0.
+        """
         with transaction() as session:
             totals = get_totals(session, clock.utcnow())
         return {
@@ -174,7 +199,9 @@ class HordePerformance(Resource):
 class Modes(Resource):
     """The switches of the horde."""
 
-    @namespace.doc(params={"apikey": {"in": "header", "description": "A moderator's key shows raid mode too."}})
+    @namespace.doc(
+        params={"apikey": {"in": "header", "description": "A moderator's key shows raid mode too."}}
+    )
     @namespace.response(200, "The modes", horde_modes)
     @limit_modes
     def get(self) -> Entry:
@@ -195,7 +222,9 @@ class Modes(Resource):
     @namespace.response(403, "NotAdmin, NotModerator")
     @limit_modes
     def put(self) -> Entry:
-        """Set modes: maintenance as an admin, the others as a moderator. Answers with what was set."""
+        """Set modes: maintenance as an admin, the others as a moderator. Answers with what was
+        set.
+        """
         body = read_body(ModesBody)
         api_key = require_api_key()
         with transaction() as session:
@@ -204,7 +233,9 @@ class Modes(Resource):
                 raise Unauthorized("No user with this API key.", ReturnCode.INVALID_API_KEY)
             changes = body.model_dump(exclude_none=True)
             check_may_set_modes(caller, changes)
-            set_horde_modes(session, {name.removesuffix("_mode"): value for name, value in changes.items()})
+            set_horde_modes(
+                session, {name.removesuffix("_mode"): value for name, value in changes.items()}
+            )
         if body.maintenance_mode:
             end_waiting_requests()
         return changes
@@ -213,9 +244,13 @@ class Modes(Resource):
 def check_may_set_modes(caller: Caller, changes: Mapping[str, bool]) -> None:
     """Refuse changes the caller may not make: Forbidden, or BadRequest when there are none."""
     if "maintenance_mode" in changes and not is_admin(caller):
-        raise Forbidden("Only an admin can set the maintenance mode of the horde.", ReturnCode.NOT_ADMIN)
+        raise Forbidden(
+            "Only an admin can set the maintenance mode of the horde.", ReturnCode.NOT_ADMIN
+        )
     if changes.keys() - {"maintenance_mode"} and not caller.is_moderator:
-        raise Forbidden("Only a moderator can set this mode of the horde.", ReturnCode.NOT_MODERATOR)
+        raise Forbidden(
+            "Only a moderator can set this mode of the horde.", ReturnCode.NOT_MODERATOR
+        )
     if not changes:
         raise BadRequest("No mode was selected.", ReturnCode.NO_HORDE_MOD_SELECTED)
 

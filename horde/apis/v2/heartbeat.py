@@ -20,8 +20,9 @@ class Heartbeat(Resource):
     def get(self) -> dict[str, object]:
         """Whether this node serves.
 
-        Always 200: `{message, version, queue, threads, active_count, db_connection}`, where `message` is OK, DOWN (the
-        database did not answer last) or OVERLOADED (requests wait for a thread).
+        Always 200: `{message, version, queue, threads, active_count, db_connection}`, where
+        `message` is OK, DOWN (the database did not answer last) or OVERLOADED (requests wait for a
+        thread).
         """
         node = cast(NodeState, current_app.extensions[NODE_EXTENSION])
         return {

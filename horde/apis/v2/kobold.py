@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """The text routes and the chat routes over them: submit, status, cancel, pop, submit of a reply.
 
-Each method is the list of its steps in the order in which they may refuse; the steps live in the neighbours.
-Source: docs/reference/text_requests.md and docs/reference/chat_requests.md.
+Each method is the list of its steps in the order in which they may refuse; the steps live in the
+neighbours. Source: docs/reference/text_requests.md and docs/reference/chat_requests.md.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,11 @@ from horde.apis.v2 import _text_status as following
 from horde.apis.v2 import _text_submit as submitting
 from horde.chat_contract import MAX_CHAT_BODY_BYTES
 from horde.chat_progress import PostOutcome
-from horde.classes.kobold._chat_images import SubmittedImage, check_total_of_data_urls, list_kept_images
+from horde.classes.kobold._chat_images import (
+    SubmittedImage,
+    check_total_of_data_urls,
+    list_kept_images,
+)
 from horde.classes.kobold.chat_request import (
     ChatDeclaration,
     ChatMessagesOffload,
@@ -89,13 +93,23 @@ from horde.model_reference import is_known_text_model
 from horde.r2 import StoreLeftAlone, StoreUnavailable, upload_chat_messages, upload_source_image
 from horde.return_codes import ReturnCode
 
-namespace = Namespace("v2/generate", path="/v2/generate", description="Text and chat requests and the jobs they become.")
-text_request, chat_request = shapes.build_text_request(namespace), shapes.build_chat_request(namespace)
+namespace = Namespace(
+    "v2/generate",
+    path="/v2/generate",
+    description="Text and chat requests and the jobs they become.",
+)
+text_request, chat_request = (
+    shapes.build_text_request(namespace),
+    shapes.build_chat_request(namespace),
+)
 accepted, quote = shapes.build_accepted(namespace), shapes.build_quote(namespace)
 text_status, chat_status = shapes.build_text_status(namespace), shapes.build_chat_status(namespace)
 
 INVALID_KEY = "No user matching sent API Key. Have you remembered to register?"
-STORE_AWAY = "The images or messages of the request could not be stored. Nothing was charged. Try again later."
+STORE_AWAY = (
+    "The images or messages of the request could not be stored. Nothing was charged. Try again"
+    " later."
+)
 
 
 @namespace.route("/text/async")
@@ -103,7 +117,9 @@ class TextAsyncGenerate(Resource):
     """Queue a text request."""
 
     @namespace.expect(text_request)
-    @namespace.param("apikey", "The key of the account or shared key that pays.", _in="header", required=True)
+    @namespace.param(
+        "apikey", "The key of the account or shared key that pays.", _in="header", required=True
+    )
     @namespace.response(202, "Queued", accepted)
     @namespace.response(200, "Dry run", quote)
     @shapes.document_refusals(namespace, *shapes.BODY_REFUSALS, 401, 403, 404)
@@ -131,10 +147,16 @@ class TextAsyncGenerate(Resource):
             prompting.check_batching(submitter, text)
             generate.check_limits(session, submitter, n=text.n, models=models)
             prompt = prompting.moderate_prompt(session, submitter, text)
-            check_text_param_rules(text.params, max_length=text.max_length, max_context_length=context_length)
+            check_text_param_rules(
+                text.params, max_length=text.max_length, max_context_length=context_length
+            )
             prompting.check_no_images(text)
             facts = prompting.build_facts(
-                text, models, user_id=submitter.caller.id, worker_ids=worker_ids, max_context_length=context_length
+                text,
+                models,
+                user_id=submitter.caller.id,
+                worker_ids=worker_ids,
+                max_context_length=context_length,
             )
             stored = generate.admit(
                 session,
@@ -147,13 +169,17 @@ class TextAsyncGenerate(Resource):
             )
             if text.body.dry_run:
                 return prompting.answer_text_dry_run(text, prompt, stored), 200
-            generate.store(session, stored, prompting.build_content(text, prompt, stored, worker_ids), now)
+            generate.store(
+                session, stored, prompting.build_content(text, prompt, stored, worker_ids), now
+            )
         generate.activate(stored, claim=None, now=now)
         return generate.build_accepted(stored, is_raid=is_raid), 202
 
 
 def read_chat_request_body() -> object:
-    """The decoded body of a chat submit; raises RequestTooLarge beyond 36 MiB, before anything is parsed."""
+    """The decoded body of a chat submit; raises RequestTooLarge beyond 36 MiB, before anything is
+    parsed.
+    """
     return read_json_body(MAX_CHAT_BODY_BYTES)
 
 
@@ -162,13 +188,17 @@ class ChatAsyncGenerate(Resource):
     """Queue a chat request."""
 
     @namespace.expect(chat_request)
-    @namespace.param("apikey", "The key of the account or shared key that pays.", _in="header", required=True)
+    @namespace.param(
+        "apikey", "The key of the account or shared key that pays.", _in="header", required=True
+    )
     @namespace.response(202, "Queued", accepted)
     @namespace.response(200, "Dry run or repeated operation key", quote)
     @shapes.document_refusals(namespace, *shapes.BODY_REFUSALS, 401, 403, 404)
     @limit_chat_submit
     def post(self) -> tuple[dict[str, Any], int]:
-        """Queue a chat request. 202 {id, kudos, message?}; 200 for a dry run or a repeated operation key."""
+        """Queue a chat request. 202 {id, kudos, message?}; 200 for a dry run or a repeated
+        operation key.
+        """
         chat = parse_chat_request(read_chat_request_body())
         api_key = require_api_key()
         claim = chatting.build_claim(chat)
@@ -199,9 +229,15 @@ class ChatAsyncGenerate(Resource):
             bounds = get_highest_text_worker_limits(session, chat.models, is_chat=True, now=now)
             self.ensure_model_known(session, chat, bounds, now)
             sized = chatting.size_chat_request(chat, moderated, bounds)
-            check_text_param_rules(chat.text_params, max_length=sized.max_length, max_context_length=sized.max_context_length)
+            check_text_param_rules(
+                chat.text_params,
+                max_length=sized.max_length,
+                max_context_length=sized.max_context_length,
+            )
             images = list_kept_images(chat.messages, sized.messages)
-            facts = chatting.build_facts(chat, sized, targeting, images, user_id=submitter.caller.id, worker_ids=worker_ids)
+            facts = chatting.build_facts(
+                chat, sized, targeting, images, user_id=submitter.caller.id, worker_ids=worker_ids
+            )
             chatting.check_kudos_cap(chat, facts, len(images))
             stored = generate.admit(
                 session,
@@ -228,14 +264,21 @@ class ChatAsyncGenerate(Resource):
         return generate.build_accepted(stored, is_raid=is_raid), 202
 
     @staticmethod
-    def ensure_model_known(session: Session, chat: ChatRequest, bounds: TextWorkerBounds, now: datetime) -> None:
+    def ensure_model_known(
+        session: Session, chat: ChatRequest, bounds: TextWorkerBounds, now: datetime
+    ) -> None:
         """Every listed model is known and at least one is served. Raises NotFound or Forbidden."""
         for index, model in enumerate(chat.models):
-            if len(model) <= MAX_MODEL_NAME_LENGTH and (is_known_text_model(model) or is_chat_model_served(session, model, now)):
+            if len(model) <= MAX_MODEL_NAME_LENGTH and (
+                is_known_text_model(model) or is_chat_model_served(session, model, now)
+            ):
                 continue
             place = f"'models[{index}]': " if chat.lists_models else ""
             name = model[:MAX_MODEL_NAME_LENGTH]  # of megabytes, none comes back
-            raise NotFound(f"{place}The model '{name}' is not known to the horde.", ReturnCode.UNKNOWN_CHAT_MODEL)
+            raise NotFound(
+                f"{place}The model '{name}' is not known to the horde.",
+                ReturnCode.UNKNOWN_CHAT_MODEL,
+            )
         if bounds.worker_count:
             return
         if chat.lists_models:
@@ -253,10 +296,11 @@ class ChatAsyncGenerate(Resource):
         cap_bytes: int,
         now: datetime,
     ) -> dict[str, bytes]:
-        """The images of an inactive request as they will be stored, by key; a refused one takes the request back.
+        """The images of an inactive request as they will be stored, by key; a refused one takes the
+        request back.
 
-        `messages` are as stored. Takes seconds, so no transaction is open. Raises ChatRequestRefused, RequestTooLarge,
-        ServiceUnavailable.
+        `messages` are as stored. Takes seconds, so no transaction is open. Raises
+        ChatRequestRefused, RequestTooLarge, ServiceUnavailable.
         """
         try:
             jpegs = picturing.load_images(images, stored.id, cap_bytes=cap_bytes)
@@ -264,17 +308,23 @@ class ChatAsyncGenerate(Resource):
             return jpegs
         except HordeError:
             with transaction() as session:
-                delete_inactive_request(session, stored.id, now, object_keys=())  # nothing is stored yet
+                # Nothing is stored yet.
+                delete_inactive_request(session, stored.id, now, object_keys=())
             raise
 
     @classmethod
     def store_objects(
-        cls, stored: generate.StoredRequest, messages: list[dict[str, Any]], jpegs: Mapping[str, bytes], now: datetime
+        cls,
+        stored: generate.StoredRequest,
+        messages: list[dict[str, Any]],
+        jpegs: Mapping[str, bytes],
+        now: datetime,
     ) -> list[str]:
-        """Put the images and the offloaded messages of an inactive request into the store; the keys.
+        """Put the images and the offloaded messages of an inactive request into the store; the
+        keys.
 
-        `messages` are as stored, `jpegs` by key. When the store is away the request is taken back with whatever was
-        stored of it, and nothing is charged. Raises ServiceUnavailable then.
+        `messages` are as stored, `jpegs` by key. When the store is away the request is taken back
+        with whatever was stored of it, and nothing is charged. Raises ServiceUnavailable then.
         """
         offload = cls.prepare_messages_offload(stored.id, messages, jpegs)
         sent: list[str] = []
@@ -289,14 +339,18 @@ class ChatAsyncGenerate(Resource):
             with transaction() as session:
                 # No key that was never sent: a long outage would fill the retry set with them.
                 delete_inactive_request(session, stored.id, now, object_keys=sent)
-            raise ServiceUnavailable(STORE_AWAY, ReturnCode.CHAT_IMAGE_STORAGE_UNAVAILABLE) from error
+            raise ServiceUnavailable(
+                STORE_AWAY, ReturnCode.CHAT_IMAGE_STORAGE_UNAVAILABLE
+            ) from error
         return [*jpegs, *([] if offload is None else [offload.key])]
 
     @staticmethod
     def prepare_messages_offload(
         wp_id: UUID, messages: list[dict[str, Any]], jpegs: Mapping[str, bytes]
     ) -> ChatMessagesOffload | None:
-        """The messages as one object, when the horde is set so and they are large; the row says so before it is stored."""
+        """The messages as one object, when the horde is set so and they are large; the row says so
+        before it is stored.
+        """
         config = get_config()
         if not config.chat_messages_offload_enabled:
             return None
@@ -314,8 +368,8 @@ class ChatAsyncGenerate(Resource):
 
     @staticmethod
     def upload_source_images(jpegs: Mapping[str, bytes], sent: list[str]) -> None:
-        """Store the images of a request, by key, and note in `sent` each that is tried. Raises StoreUnavailable at the first
-        that fails.
+        """Store the images of a request, by key, and note in `sent` each that is tried. Raises
+        StoreUnavailable at the first that fails.
         """
         for key, jpeg in jpegs.items():
             sent.append(key)
@@ -329,7 +383,8 @@ class ChatAsyncGenerate(Resource):
         now: datetime,
         object_keys: Sequence[str] = (),
     ) -> dict[str, Any] | None:
-        """Activate a stored request; the loser of a race for its key gets the winner's answer, else None.
+        """Activate a stored request; the loser of a race for its key gets the winner's answer, else
+        None.
 
         Whoever fails for good leaves none of `object_keys` behind.
         """
@@ -394,7 +449,9 @@ class TextJobPop(Resource):
     @shapes.document_refusals(namespace, *shapes.BODY_REFUSALS, 401, 403)
     @limit_pop
     def post(self) -> dict[str, Any]:
-        """A job, or the body of an idle pop; 403 for a worker in maintenance without a job of its owner."""
+        """A job, or the body of an idle pop; 403 for a worker in maintenance without a job of its
+        owner.
+        """
         raw = read_json_object()
         body = parse_lenient_body(popping.TextPopBody, raw)
         api_key = require_api_key()
@@ -402,7 +459,8 @@ class TextJobPop(Resource):
         now = utcnow()
         with reading() as session:
             caller = self.require_caller(session, api_key)
-            is_raid = bool(get_config().ip_checker) and get_horde_modes(session).raid  # asked only where it matters
+            # Asked only where it matters.
+            is_raid = bool(get_config().ip_checker) and get_horde_modes(session).raid
         address_refusal = popping.find_address_refusal(caller, is_raid=is_raid)
         with reading() as session:
             known = popping.find_named_worker(session, body.clean_name)
@@ -415,11 +473,14 @@ class TextJobPop(Resource):
             declaration = self.validate_chat_declaration(raw)
             models = popping.check_models(body, caller)
             worker = popping.build_worker(body, caller, now) if known is None else known
-            pending = popping.take_check_in(worker, body, declaration, is_new=known is None, now=now)
+            pending = popping.take_check_in(
+                worker, body, declaration, is_new=known is None, now=now
+            )
             if not pending.is_needed:
                 queue = popping.read_queue(session, worker, models, caller, priority_user_ids, now)
         if pending.is_needed:
-            with transaction() as session:  # committed before the queue is read: nobody waits for the worker's row
+            # Committed before the queue is read: nobody waits for the worker's row.
+            with transaction() as session:
                 popping.write_check_in(session, worker, pending, models, caller, now)
             with reading() as session:
                 queue = popping.read_queue(session, worker, models, caller, priority_user_ids, now)
@@ -427,7 +488,9 @@ class TextJobPop(Resource):
         if queue.classes:
             owner = LeaseOwner(build_lease_key_of(api_key), caller.is_trusted)
             with transaction() as session:
-                popped = popping.take_jobs(session, worker, queue, models, owner=owner, amount=body.amount, now=now)
+                popped = popping.take_jobs(
+                    session, worker, queue, models, owner=owner, amount=body.amount, now=now
+                )
         if popped.jobs is None and worker.maintenance:
             raise Forbidden(worker.maintenance_msg, ReturnCode.WORKER_MAINTENANCE)
         popped = self.load_stored_input(popped, now)
@@ -445,26 +508,33 @@ class TextJobPop(Resource):
 
     @staticmethod
     def validate_chat_declaration(body: dict[str, object]) -> ChatDeclaration | None:
-        """The declaration of the pop, None for none; raises BadRequest with ChatDeclarationInvalid."""
+        """The declaration of the pop, None for none; raises BadRequest with
+        ChatDeclarationInvalid.
+        """
         return parse_chat_declaration_fields(body)
 
     @staticmethod
     def load_stored_input(popped: popping.PoppedJobs, now: datetime) -> popping.PoppedJobs:
-        """Sign or read what the job's request keeps in the store: after the commit, so that no row is locked meanwhile.
+        """Sign or read what the job's request keeps in the store: after the commit, so that no row
+        is locked meanwhile.
 
-        A job whose images cannot be read is given back, as one is whose worker cannot fetch them. Raises
-        ServiceUnavailable then.
+        A job whose images cannot be read is given back, as one is whose worker cannot fetch them.
+        Raises ServiceUnavailable then.
         """
         try:
             return popping.add_stored_input(popped)
         except StoreUnavailable as error:
             for job_id in popped.jobs.ids if popped.jobs is not None else ():
                 submitting.give_back_unreadable(job_id, now)
-            raise ServiceUnavailable(submitting.UNREADABLE_INPUT, ReturnCode.CHAT_IMAGE_STORAGE_UNAVAILABLE) from error
+            raise ServiceUnavailable(
+                submitting.UNREADABLE_INPUT, ReturnCode.CHAT_IMAGE_STORAGE_UNAVAILABLE
+            ) from error
 
     @staticmethod
     def report_assignment(worker: TextWorker, popped: popping.PoppedJobs, caller: Caller) -> None:
-        """Record the legacy text jobs assigned over their worker's capacity, which the speed gate would have withheld."""
+        """Record the legacy text jobs assigned over their worker's capacity, which the speed gate
+        would have withheld.
+        """
         if popped.jobs is None or not popped.jobs.is_over_capacity:
             return
         for job_id in popped.jobs.ids:
@@ -490,7 +560,9 @@ class TextJobSubmit(Resource):
     def post(self) -> dict[str, Any]:
         """Store a reply or a fault; 200 {reward}."""
         raw = read_json_object(replace_unstorable_characters=True)
-        text_body = None if is_chat_submission(raw) else parse_lenient_body(submitting.TextSubmitBody, raw)
+        text_body = (
+            None if is_chat_submission(raw) else parse_lenient_body(submitting.TextSubmitBody, raw)
+        )
         api_key = require_api_key()
         now = utcnow()
         job, is_raid = self.require_submittable(raw.get("id"), api_key)
@@ -500,7 +572,9 @@ class TextJobSubmit(Resource):
 
     @staticmethod
     def require_submittable(job_id: object, api_key: str) -> tuple[JobFacts, bool]:
-        """The job of a submit and whether there is a raid; raises NotFound, Unauthorized or Forbidden."""
+        """The job of a submit and whether there is a raid; raises NotFound, Unauthorized or
+        Forbidden.
+        """
         if not isinstance(job_id, str):
             raise PayloadInvalid({"id": "has to be a string"})
         parsed = submitting.parse_job_id(job_id)
@@ -514,7 +588,12 @@ class TextJobSubmit(Resource):
 
     @staticmethod
     def submit_text(
-        raw: dict[str, object], body: submitting.TextSubmitBody | None, job: JobFacts, *, is_raid: bool, now: datetime
+        raw: dict[str, object],
+        body: submitting.TextSubmitBody | None,
+        job: JobFacts,
+        *,
+        is_raid: bool,
+        now: datetime,
     ) -> float:
         """The reply of a text job."""
         if body is None:
@@ -524,10 +603,16 @@ class TextJobSubmit(Resource):
             return submitting.fault(job, is_raid=is_raid, now=now)
         if not job.is_pending:
             raise submitting.build_lost_refusal(job)
-        return submitting.settle_or_refuse(job, submitting.build_text_submission(body, job), now=now)
+        return submitting.settle_or_refuse(
+            job, submitting.build_text_submission(body, job), now=now
+        )
 
-    def submit_chat(self, raw: dict[str, object], job: JobFacts, *, is_raid: bool, now: datetime) -> float:
-        """The structured reply of a chat job; a refused one is recorded and leaves the job pending."""
+    def submit_chat(
+        self, raw: dict[str, object], job: JobFacts, *, is_raid: bool, now: datetime
+    ) -> float:
+        """The structured reply of a chat job; a refused one is recorded and leaves the job
+        pending.
+        """
         is_fault = raw.get("state") == SubmissionState.FAULTED
         if not job.is_pending and not (is_fault and job.is_faulted):
             raise submitting.build_lost_refusal(job)
@@ -539,7 +624,9 @@ class TextJobSubmit(Resource):
         except HordeError as refused:
             explaining.record_refusal(job, refused)
             raise
-        return submitting.settle_or_refuse(job, submitted, dropped_tool_calls=dropped_tool_calls, now=now)
+        return submitting.settle_or_refuse(
+            job, submitted, dropped_tool_calls=dropped_tool_calls, now=now
+        )
 
     @staticmethod
     def prepare_chat_submission(raw: dict[str, object], job: JobFacts) -> ChatSubmission:
@@ -548,7 +635,9 @@ class TextJobSubmit(Resource):
         check_submitted_model(submission, job.assigned_model)
         return submission
 
-    def fault_chat(self, submission: ChatSubmission, job: JobFacts, *, is_raid: bool, now: datetime) -> float:
+    def fault_chat(
+        self, submission: ChatSubmission, job: JobFacts, *, is_raid: bool, now: datetime
+    ) -> float:
         """End a chat job that its worker gave up, with the worker's known reason."""
         submitting.count_worker_fault(submission.fault_reason, job)
         explaining.record_worker_fault(job, submission.fault_reason)
@@ -565,7 +654,9 @@ class TextJobProgress(Resource):
     @shapes.document_refusals(namespace, *shapes.BODY_REFUSALS, 403, 404, 409)
     @exempt_from_limits
     def post(self) -> dict[str, Any]:
-        """Append to the request's stream; 200 {accepted_seq, cancelled}. The lease alone tells who may post."""
+        """Append to the request's stream; 200 {accepted_seq, cancelled}. The lease alone tells who
+        may post.
+        """
         post = posting.parse_progress_post(read_json_object(replace_unstorable_characters=True))
         api_key = require_api_key()
         now = utcnow()

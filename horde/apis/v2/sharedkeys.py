@@ -14,7 +14,11 @@ from sqlalchemy.orm import Session
 
 from horde import clock
 from horde.apis.bodies import Body, read_body
-from horde.apis.models.sharedkeys import build_deleted, build_shared_key_details, build_shared_key_input
+from horde.apis.models.sharedkeys import (
+    build_deleted,
+    build_shared_key_details,
+    build_shared_key_input,
+)
 from horde.apis.requests import require_api_key
 from horde.database.sharedkeys import (
     StoredSharedKey,
@@ -38,7 +42,9 @@ SHARED_KEY_COUNT = 3
 TRUSTED_SHARED_KEY_COUNT = 10
 EDUCATION_SHARED_KEY_COUNT = 1000  # a class
 
-namespace = Namespace("sharedkeys", description="Keys that let others generate on an account.", path="/v2/sharedkeys")
+namespace = Namespace(
+    "sharedkeys", description="Keys that let others generate on an account.", path="/v2/sharedkeys"
+)
 shared_key_input = build_shared_key_input(namespace)
 shared_key_details = build_shared_key_details(namespace)
 deleted = build_deleted(namespace)
@@ -59,7 +65,9 @@ Limit = Annotated[int, BeforeValidator(_read_whole), Field(ge=-1, le=LARGEST_LIM
 
 
 class SharedKeyBody(Body):
-    """What its owner sets of a shared key; what is left out keeps its value, or has its default on a new key."""
+    """What its owner sets of a shared key; what is left out keeps its value, or has its default on
+    a new key.
+    """
 
     kudos: Budget | None = None
     expiry: Days | None = None
@@ -72,7 +80,9 @@ class SharedKeyBody(Body):
         """What was sent, as it is stored: the expiry as a moment, null for never."""
         columns = self.model_dump(exclude_none=True)
         if "expiry" in columns:
-            columns["expiry"] = None if columns["expiry"] == NEVER else now + timedelta(days=columns["expiry"])
+            columns["expiry"] = (
+                None if columns["expiry"] == NEVER else now + timedelta(days=columns["expiry"])
+            )
         return columns
 
 
@@ -96,7 +106,9 @@ class SharedKeys(Resource):
             caller = require_owner(session, api_key)
             allowed = get_allowed_count(caller)
             if count_shared_keys_before_a_new_one(session, caller.id) >= allowed:
-                raise Forbidden(f"This account may have at most {allowed} shared keys.", ReturnCode.FORBIDDEN)
+                raise Forbidden(
+                    f"This account may have at most {allowed} shared keys.", ReturnCode.FORBIDDEN
+                )
             sharedkey_id = create_shared_key(session, caller.id, body.list_columns(now), now)
             return build_details(require_shared_key(session, str(sharedkey_id)))
 
@@ -125,7 +137,10 @@ class SharedKeySingle(Resource):
         with transaction() as session:
             stored = require_own_shared_key(session, api_key, sharedkey_id)
             if not columns:
-                raise BadRequest("No change of the shared key was selected.", ReturnCode.NO_SHARED_KEY_MOD_SELECTED)
+                raise BadRequest(
+                    "No change of the shared key was selected.",
+                    ReturnCode.NO_SHARED_KEY_MOD_SELECTED,
+                )
             change_shared_key(session, stored.id, columns)
             return build_details(require_shared_key(session, sharedkey_id))
 
@@ -164,7 +179,9 @@ def get_allowed_count(caller: Caller) -> int:
 
 
 def require_shared_key(session: Session, text: str) -> StoredSharedKey:
-    """The shared key of an id in a path; raises Unauthorized, since an unknown one is a wrong key."""
+    """The shared key of an id in a path; raises Unauthorized, since an unknown one is a wrong
+    key.
+    """
     sharedkey_id = parse_uuid(text)
     stored = None if sharedkey_id is None else find_shared_key(session, sharedkey_id)
     if stored is None:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""The account routes: who a key belongs to, what an account is, and what owners and moderators change."""
+"""The account routes: who a key belongs to, what an account is, and what owners and moderators
+change.
+"""
 
 from ipaddress import ip_address
 from typing import Annotated, Any
@@ -60,7 +62,9 @@ modify_user = build_modify_user(namespace)
 test_user_input = build_test_user_input(namespace)
 test_user = build_test_user(namespace)
 
-OPTIONAL_KEY = {"apikey": {"in": "header", "description": "The account's own or a moderator's key shows more."}}
+OPTIONAL_KEY = {
+    "apikey": {"in": "header", "description": "The account's own or a moderator's key shows more."}
+}
 REQUIRED_KEY = {"apikey": {"in": "header", "required": True}}
 
 type Details = dict[str, Any]
@@ -78,7 +82,9 @@ class UserBody(Body):
     """What a request to change an account may set, in groups by who may."""
 
     kudos: Annotated[float | None, Field(ge=-MAX_ADJUSTMENT, le=MAX_ADJUSTMENT)] = None
-    monthly_kudos: Annotated[WholeNumber | None, Field(ge=-MAX_MONTHLY_KUDOS, le=MAX_MONTHLY_KUDOS)] = None
+    monthly_kudos: Annotated[
+        WholeNumber | None, Field(ge=-MAX_MONTHLY_KUDOS, le=MAX_MONTHLY_KUDOS)
+    ] = None
     usage_multiplier: Annotated[float | None, Field(ge=0.1, le=10)] = None
     moderator: bool | None = None
 
@@ -102,13 +108,36 @@ class UserBody(Body):
     def list_changes(self) -> Details:
         """What was sent; the two acts count only when they are asked for."""
         sent = self.model_dump(exclude_none=True)
-        return {key: value for key, value in sent.items() if value or key not in ("generate_proxy_passkey", "undelete")}
+        return {
+            key: value
+            for key, value in sent.items()
+            if value or key not in ("generate_proxy_passkey", "undelete")
+        }
 
 
 ADMIN_KEYS = frozenset({"kudos", "monthly_kudos", "usage_multiplier", "moderator"})
-OWNER_KEYS = frozenset({"public_workers", "username", "contact", "generate_proxy_passkey", "undelete"})
-ROLE_KEYS = ("moderator", "trusted", "flagged", "customizer", "vpn", "service", "education", "special")
-COLUMN_KEYS = ("usage_multiplier", "concurrency", "worker_invited", "admin_comment", "public_workers", "username", "contact")
+OWNER_KEYS = frozenset(
+    {"public_workers", "username", "contact", "generate_proxy_passkey", "undelete"}
+)
+ROLE_KEYS = (
+    "moderator",
+    "trusted",
+    "flagged",
+    "customizer",
+    "vpn",
+    "service",
+    "education",
+    "special",
+)
+COLUMN_KEYS = (
+    "usage_multiplier",
+    "concurrency",
+    "worker_invited",
+    "admin_comment",
+    "public_workers",
+    "username",
+    "contact",
+)
 
 
 class TestUserBody(Body):
@@ -125,12 +154,16 @@ class TestUserBody(Body):
 class FindUser(Resource):
     """The account of a key."""
 
-    @namespace.doc(params={"apikey": {"in": "header", "description": "A user key, or a shared key."}})
+    @namespace.doc(
+        params={"apikey": {"in": "header", "description": "A user key, or a shared key."}}
+    )
     @namespace.response(200, "The account", user_details)
     @namespace.response(401, "InvalidAPIKey: the key is missing")
     @namespace.response(404, "UserNotFound")
     def get(self) -> Details:
-        """The account that a key belongs to; with a shared key what everybody may see of its owner."""
+        """The account that a key belongs to; with a shared key what everybody may see of its
+        owner.
+        """
         api_key = find_api_key()
         if not api_key:
             raise Unauthorized("An API key is needed to find its user.", ReturnCode.INVALID_API_KEY)
@@ -140,7 +173,9 @@ class FindUser(Resource):
             caller = caller or find_caller(session, api_key)
             if caller is None:
                 raise NotFound("No user with this API key.", ReturnCode.USER_NOT_FOUND)
-            details = require_details(session, caller.id, Privilege.PUBLIC if caller.sharedkey else Privilege.OWNER)
+            details = require_details(
+                session, caller.id, Privilege.PUBLIC if caller.sharedkey else Privilege.OWNER
+            )
         if caller.sharedkey:
             suffix = f": {caller.sharedkey.name}" if caller.sharedkey.name else ""
             details["username"] += f" (Shared Key{suffix})"
@@ -166,7 +201,9 @@ class UserSingle(Resource):
     @namespace.doc(params=REQUIRED_KEY)
     @namespace.expect(modify_user_input, validate=False)
     @namespace.response(200, "What was changed", modify_user)
-    @namespace.response(400, "NoUserModSelected, ProfaneUserName, TooLongUserName, UserNotDeleted, …")
+    @namespace.response(
+        400, "NoUserModSelected, ProfaneUserName, TooLongUserName, UserNotDeleted, …"
+    )
     @namespace.response(401, "InvalidAPIKey")
     @namespace.response(403, "NotAdmin, NotModerator, AnonForbiddenUserMod, NonServiceForbidden")
     @namespace.response(404, "UserNotFound")
@@ -200,7 +237,9 @@ class TestUser(Resource):
     @namespace.response(403, "Forbidden: not from this machine")
     @namespace.response(404, "This horde makes no test accounts")
     def post(self) -> tuple[Details, int]:
-        """Make an account, or give the one with this oauth_id a new key. Only from the machine itself, where switched on."""
+        """Make an account, or give the one with this oauth_id a new key. Only from the machine
+        itself, where switched on.
+        """
         if not get_config().test_apikeys:
             raise NotFound("This horde makes no test accounts.", None)
         # The socket's own peer: what a proxy forwards must not open this.
@@ -256,27 +295,41 @@ def get_privilege(viewer: Caller | None, user_id: int) -> Privilege:
 def check_may_change(caller: Caller, account: Caller, changes: Details) -> None:
     """Refuse changes the caller may not make: Forbidden, or BadRequest when there are none."""
     if caller.is_anonymous:
-        raise Forbidden("The anonymous account cannot change accounts.", ReturnCode.ANON_FORBIDDEN_USER_MOD)
+        raise Forbidden(
+            "The anonymous account cannot change accounts.", ReturnCode.ANON_FORBIDDEN_USER_MOD
+        )
     if not changes:
         raise BadRequest("No change was selected.", ReturnCode.NO_USER_MOD_SELECTED)
     if changes.keys() & ADMIN_KEYS and not is_admin(caller):
         raise Forbidden("Only an admin can make this change.", ReturnCode.NOT_ADMIN)
     if changes.keys() - ADMIN_KEYS - OWNER_KEYS and not (caller.is_moderator or is_admin(caller)):
         raise Forbidden("Only a moderator can make this change.", ReturnCode.NOT_MODERATOR)
-    if changes.keys() & OWNER_KEYS and caller.id != account.id and not (caller.is_moderator or is_admin(caller)):
-        raise Forbidden("Only a moderator can change somebody else's account.", ReturnCode.NOT_MODERATOR)
+    if (
+        changes.keys() & OWNER_KEYS
+        and caller.id != account.id
+        and not (caller.is_moderator or is_admin(caller))
+    ):
+        raise Forbidden(
+            "Only a moderator can change somebody else's account.", ReturnCode.NOT_MODERATOR
+        )
     if "generate_proxy_passkey" in changes and not account.is_service:
-        raise Forbidden("Only service accounts have a proxy passkey.", ReturnCode.NON_SERVICE_FORBIDDEN)
+        raise Forbidden(
+            "Only service accounts have a proxy passkey.", ReturnCode.NON_SERVICE_FORBIDDEN
+        )
     if "undelete" in changes and not account.is_deleted:
         raise BadRequest("The account is not marked for deletion.", ReturnCode.USER_NOT_DELETED)
 
 
 def check_texts(changes: Details) -> None:
-    """Clean the new name in place, and refuse texts that are too long for their columns or profane."""
+    """Clean the new name in place, and refuse texts that are too long for their columns or
+    profane.
+    """
     if "username" in changes:
         changes["username"] = check_username(changes["username"])
     if len(changes.get("contact", "")) > MAX_CONTACT_LENGTH:
-        raise PayloadInvalid({"contact": f"String should have at most {MAX_CONTACT_LENGTH} characters"})
+        raise PayloadInvalid(
+            {"contact": f"String should have at most {MAX_CONTACT_LENGTH} characters"}
+        )
     if is_profane(changes.get("contact", "")):
         raise BadRequest("The contact contains profanity.", ReturnCode.PROFANE_USER_CONTACT)
     if is_profane(changes.get("admin_comment", "")):
@@ -284,10 +337,15 @@ def check_texts(changes: Details) -> None:
 
 
 def check_username(text: str) -> str:
-    """The name as it is stored; raises BadRequest for one that is too long, too short or profane."""
+    """The name as it is stored; raises BadRequest for one that is too long, too short or
+    profane.
+    """
     username = clean_username(text)
     if len(username) > MAX_USERNAME_LENGTH:
-        raise BadRequest(f"A username has at most {MAX_USERNAME_LENGTH} characters.", ReturnCode.TOO_LONG_USER_NAME)
+        raise BadRequest(
+            f"A username has at most {MAX_USERNAME_LENGTH} characters.",
+            ReturnCode.TOO_LONG_USER_NAME,
+        )
     if len(username) < 3:
         raise PayloadInvalid({"username": "String should have at least 3 visible characters"})
     if is_profane(username):
@@ -301,16 +359,22 @@ def apply_changes(session: Session, account: Caller, changes: Details) -> Detail
     answer = {key: value for key, value in changes.items() if key in (*ROLE_KEYS, *COLUMN_KEYS)}
     for name in ROLE_KEYS:
         if name in changes:
-            set_role(session, account.id, UserRoleTypes[name.upper()], granted=changes[name], now=now)
+            set_role(
+                session, account.id, UserRoleTypes[name.upper()], granted=changes[name], now=now
+            )
     # After the roles: a concurrency that was sent stands against the one that comes with education.
-    update_account(session, account.id, {key: changes[key] for key in COLUMN_KEYS if key in changes})
+    update_account(
+        session, account.id, {key: changes[key] for key in COLUMN_KEYS if key in changes}
+    )
     if "undelete" in changes:
         set_role(session, account.id, UserRoleTypes.DELETED, granted=False, now=now)
         answer["undeleted"] = True
     if "generate_proxy_passkey" in changes:
         answer["proxy_passkey"] = generate_proxy_passkey(session, account.id)
     if "monthly_kudos" in changes:
-        answer["monthly_kudos"] = change_monthly_kudos(session, account.id, changes["monthly_kudos"])
+        answer["monthly_kudos"] = change_monthly_kudos(
+            session, account.id, changes["monthly_kudos"]
+        )
     if "kudos" in changes:
         adjust_kudos(session, account.id, to_kudos(changes["kudos"]), action="admin", now=now)
         answer["new_kudos"] = float(get_effective_kudos(session, account.id))
@@ -318,14 +382,18 @@ def apply_changes(session: Session, account: Caller, changes: Details) -> Detail
 
 
 def change_monthly_kudos(session: Session, user_id: int, amount: int) -> int:
-    """Add to what an account gets each month; a gain is paid at once too. The new monthly amount."""
+    """Add to what an account gets each month; a gain is paid at once too. The new monthly
+    amount.
+    """
     now = clock.utcnow()
     monthly = func.least(func.greatest(User.monthly_kudos + amount, 0), MAX_MONTHLY_KUDOS)
     values: Details = {"monthly_kudos": monthly}
     if amount > 0:
         adjust_kudos(session, user_id, to_kudos(amount), action="recurring", now=now)
         values["monthly_kudos_last_received"] = func.coalesce(User.monthly_kudos_last_received, now)
-    statement = update(User).where(User.id == user_id).values(**values).returning(User.monthly_kudos)
+    statement = (
+        update(User).where(User.id == user_id).values(**values).returning(User.monthly_kudos)
+    )
     return int(session.execute(statement.execution_options(synchronize_session=False)).scalar_one())
 
 
@@ -348,7 +416,12 @@ def make_test_user(body: TestUserBody) -> tuple[Details, int]:
         user = session.scalars(select(User).where(User.oauth_id == oauth_id)).one_or_none()
         is_new = user is None
         if user is None:
-            user, api_key = (made := create_user(session, username=body.username, oauth_id=oauth_id, now=now)).user, made.api_key
+            user, api_key = (
+                (
+                    made := create_user(session, username=body.username, oauth_id=oauth_id, now=now)
+                ).user,
+                made.api_key,
+            )
         else:
             api_key = reset_api_key(session, user.id)
         # Moderator before trusted: granting it grants trust too, which the second decides on.

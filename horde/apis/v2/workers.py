@@ -54,7 +54,9 @@ modify_worker_input = build_modify_worker_input(namespace)
 modify_worker = build_modify_worker(namespace)
 deleted_worker = build_deleted_worker(namespace)
 
-OPTIONAL_KEY = {"apikey": {"in": "header", "description": "The owner's or a moderator's key shows more."}}
+OPTIONAL_KEY = {
+    "apikey": {"in": "header", "description": "The owner's or a moderator's key shows more."}
+}
 REQUIRED_KEY = {"apikey": {"in": "header", "required": True}}
 
 type Details = dict[str, Any]
@@ -68,7 +70,9 @@ class WorkersQuery(Query):
 
 
 class WorkerChanges(Body):
-    """What a request to change a worker asks for. The longest name and info have codes of their own."""
+    """What a request to change a worker asks for. The longest name and info have codes of their
+    own.
+    """
 
     maintenance: bool | None = None
     maintenance_msg: str | None = Field(None, max_length=300)
@@ -86,7 +90,10 @@ class Workers(Resource):
         params={
             **OPTIONAL_KEY,
             "type": {"in": "query", "enum": [*ModelType]},
-            "name": {"in": "query", "description": "One worker's name, in any case; the type is then ignored."},
+            "name": {
+                "in": "query",
+                "description": "One worker's name, in any case; the type is then ignored.",
+            },
         }
     )
     @namespace.response(200, "The workers", [worker_details])
@@ -115,21 +122,26 @@ class Worker(Resource):
             caller = find_caller(session, find_api_key())
             record = None if parsed is None else find_worker_record(session, parsed, clock.utcnow())
         if record is None:
-            raise NotFound(f"Worker with ID '{worker_id[:64]}' not found.", ReturnCode.WORKER_NOT_FOUND)
+            raise NotFound(
+                f"Worker with ID '{worker_id[:64]}' not found.", ReturnCode.WORKER_NOT_FOUND
+            )
         return narrow_details(record, get_privilege(caller, record))
 
     @namespace.doc(params=REQUIRED_KEY)
     @namespace.expect(modify_worker_input, validate=False)
     @namespace.response(200, "What was changed", modify_worker)
     @namespace.response(
-        400, "NoWorkerModSelected, ProfaneWorkerInfo, ProfaneWorkerName, TooLongWorkerName, WorkerNameAlreadyExists"
+        400,
+        "NoWorkerModSelected, ProfaneWorkerInfo, ProfaneWorkerName, TooLongWorkerName, WorkerNameAlreadyExists",
     )
     @namespace.response(401, "InvalidAPIKey")
     @namespace.response(403, "AnonForbiddenWorker, NotOwner, NotModerator")
     @namespace.response(404, "WorkerNotFound, TeamNotFound")
     @limit_worker
     def put(self, worker_id: str) -> Details:
-        """Change a worker, as its owner or a moderator; only moderators pause. Answers with what was changed."""
+        """Change a worker, as its owner or a moderator; only moderators pause. Answers with what
+        was changed.
+        """
         changes = read_body(WorkerChanges)
         api_key = require_api_key()
         with transaction() as session:
@@ -178,7 +190,10 @@ class WorkerByName(Resource):
             caller = find_caller(session, find_api_key())
             record = find_worker_record_by_name(session, worker_name, clock.utcnow())
         if record is None:
-            raise NotFound(f"Worker with name '{worker_name[:MAX_NAME_LENGTH]}' not found.", ReturnCode.WORKER_NOT_FOUND)
+            raise NotFound(
+                f"Worker with name '{worker_name[:MAX_NAME_LENGTH]}' not found.",
+                ReturnCode.WORKER_NOT_FOUND,
+            )
         return narrow_details(record, get_privilege(caller, record))
 
 
@@ -234,7 +249,9 @@ def change_worker(session: Session, worker: TextWorker, changes: WorkerChanges) 
         answer["maintenance"] = worker.maintenance = changes.maintenance
         worker.maintenance_msg = DEFAULT_MAINTENANCE_MESSAGE
     if changes.maintenance_msg is not None:
-        answer["maintenance_msg"] = worker.maintenance_msg = clean_shown_text(changes.maintenance_msg)
+        answer["maintenance_msg"] = worker.maintenance_msg = clean_shown_text(
+            changes.maintenance_msg
+        )
     if changes.paused is not None:
         answer["paused"] = worker.paused = changes.paused
     if changes.info is not None:
@@ -251,7 +268,10 @@ def check_info(info: str) -> str:
     """The description as it is shown; raises BadRequest when it is not fit to be."""
     info = clean_shown_text(info)
     if len(info) > MAX_INFO_LENGTH:
-        raise BadRequest(f"The info is longer than {MAX_INFO_LENGTH} characters.", ReturnCode.TOO_LONG_WORKER_NAME)
+        raise BadRequest(
+            f"The info is longer than {MAX_INFO_LENGTH} characters.",
+            ReturnCode.TOO_LONG_WORKER_NAME,
+        )
     if is_profane(info):
         raise BadRequest("The info holds profanity.", ReturnCode.PROFANE_WORKER_INFO)
     return info
@@ -261,9 +281,14 @@ def check_name(name: str) -> str:
     """The name as a pop would store it too; raises BadRequest when it is not fit to be shown."""
     name = clean_shown_text(name)
     if len(name) < MIN_NAME_LENGTH:
-        raise PayloadInvalid({"name": f"String should have at least {MIN_NAME_LENGTH} visible characters"})
+        raise PayloadInvalid(
+            {"name": f"String should have at least {MIN_NAME_LENGTH} visible characters"}
+        )
     if len(name) > MAX_NAME_LENGTH:
-        raise BadRequest(f"The name is longer than {MAX_NAME_LENGTH} characters.", ReturnCode.TOO_LONG_WORKER_NAME)
+        raise BadRequest(
+            f"The name is longer than {MAX_NAME_LENGTH} characters.",
+            ReturnCode.TOO_LONG_WORKER_NAME,
+        )
     if is_profane(name):
         raise BadRequest("The name holds profanity.", ReturnCode.PROFANE_WORKER_NAME)
     return name

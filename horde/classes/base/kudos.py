@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """Kudos as postings: the rows of the ledger and the pure functions that build them.
 
-A request transaction only appends postings. One elected applier folds them into balances (database/kudos.py).
+A request transaction only appends postings. One elected applier folds them into balances
+(database/kudos.py).
 """
 
 from dataclasses import dataclass
@@ -10,7 +11,17 @@ from decimal import Decimal
 from enum import StrEnum
 from uuid import UUID
 
-from sqlalchemy import BigInteger, Boolean, DateTime, ForeignKey, Index, Integer, Numeric, String, Uuid
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    DateTime,
+    ForeignKey,
+    Index,
+    Integer,
+    Numeric,
+    String,
+    Uuid,
+)
 from sqlalchemy.orm import Mapped, mapped_column
 
 from horde.clock import utcnow
@@ -53,17 +64,21 @@ class StatTarget(StrEnum):
 
 
 class KudosPosting(Base):
-    """One signed amount against one balance of one user; permanent. `applied` says whether it was folded."""
+    """One signed amount against one balance of one user; permanent. `applied` says whether it was
+    folded.
+    """
 
     __tablename__ = "kudos_ledger"
 
     id: Mapped[int] = mapped_column(BigInteger, primary_key=True)
     event_id: Mapped[UUID] = mapped_column(Uuid, index=True)
     entry_type: Mapped[str] = mapped_column(String(32))
-    user_id: Mapped[int] = mapped_column(Integer)  # no foreign key: it would lock Anonymous' row for almost every job
+    # No foreign key: it would lock Anonymous' row for almost every job.
+    user_id: Mapped[int] = mapped_column(Integer)
     account: Mapped[str] = mapped_column(String(10), default=Account.BALANCE)
     amount: Mapped[Decimal] = mapped_column(Numeric(18, 2))
-    reservation_id: Mapped[str | None] = mapped_column(String(100))  # business id of the hold that this debit consumes
+    # Business id of the hold that this debit consumes.
+    reservation_id: Mapped[str | None] = mapped_column(String(100))
     created: Mapped[datetime] = mapped_column(DateTime, default=utcnow)
     applied: Mapped[bool] = mapped_column(Boolean, default=False)
 
@@ -96,7 +111,8 @@ class KudosReservation(Base):
     user_id: Mapped[int] = mapped_column(Integer)
     business_id: Mapped[str] = mapped_column(String(100), unique=True)
     amount: Mapped[Decimal] = mapped_column(Numeric(18, 2))
-    consumed: Mapped[Decimal] = mapped_column(Numeric(18, 2), default=Decimal(0))  # folded debits that name this hold
+    # Folded debits that name this hold.
+    consumed: Mapped[Decimal] = mapped_column(Numeric(18, 2), default=Decimal(0))
     active: Mapped[bool] = mapped_column(Boolean, default=True)
     created: Mapped[datetime] = mapped_column(DateTime, default=utcnow)
     released_at: Mapped[datetime | None] = mapped_column(DateTime)
@@ -105,12 +121,15 @@ class KudosReservation(Base):
 class KudosBalanceSnapshot(Base):
     """A user's balances to the cent, as folded so far. `users.kudos` shows the whole kudos of it.
 
-    opening + the sum of the applied postings = balance, for each of the two accounts: that is what the audit proves.
+    opening + the sum of the applied postings = balance, for each of the two accounts: that is what
+    the audit proves.
     """
 
     __tablename__ = "kudos_balance_snapshots"
 
-    user_id: Mapped[int] = mapped_column(ForeignKey("users.id", ondelete="CASCADE"), primary_key=True)
+    user_id: Mapped[int] = mapped_column(
+        ForeignKey("users.id", ondelete="CASCADE"), primary_key=True
+    )
     balance: Mapped[Decimal] = mapped_column(Numeric(18, 2), default=Decimal(0))
     escrow: Mapped[Decimal] = mapped_column(Numeric(18, 2), default=Decimal(0))
     opening_balance: Mapped[Decimal] = mapped_column(Numeric(18, 2), default=Decimal(0))
@@ -118,10 +137,20 @@ class KudosBalanceSnapshot(Base):
     updated: Mapped[datetime] = mapped_column(DateTime, default=utcnow)
 
 
-Index("ix_kudos_ledger_unapplied", KudosPosting.id, postgresql_where=KudosPosting.applied.is_(False))
-Index("ix_kudos_ledger_unapplied_user", KudosPosting.user_id, postgresql_where=KudosPosting.applied.is_(False))
+Index(
+    "ix_kudos_ledger_unapplied", KudosPosting.id, postgresql_where=KudosPosting.applied.is_(False)
+)
+Index(
+    "ix_kudos_ledger_unapplied_user",
+    KudosPosting.user_id,
+    postgresql_where=KudosPosting.applied.is_(False),
+)
 Index("ix_kudos_ledger_user_id_id", KudosPosting.user_id, KudosPosting.id)
-Index("ix_kudos_stat_events_unapplied", StatPosting.id, postgresql_where=StatPosting.applied.is_(False))
+Index(
+    "ix_kudos_stat_events_unapplied",
+    StatPosting.id,
+    postgresql_where=StatPosting.applied.is_(False),
+)
 Index(
     "ix_kudos_reservations_active_user",
     KudosReservation.user_id,

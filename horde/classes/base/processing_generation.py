@@ -68,15 +68,19 @@ class ProcessingGeneration(Base):
     fake: Mapped[bool] = mapped_column(Boolean, default=False)
     censored: Mapped[bool] = mapped_column(Boolean, default=False)
     job_ttl: Mapped[int] = mapped_column(Integer, default=DEFAULT_JOB_TTL_SECONDS)
-    wp_id: Mapped[UUID] = mapped_column(ForeignKey("waiting_prompts.id", ondelete="CASCADE"), index=True)
+    wp_id: Mapped[UUID] = mapped_column(
+        ForeignKey("waiting_prompts.id", ondelete="CASCADE"), index=True
+    )
     worker_id: Mapped[UUID] = mapped_column(ForeignKey("workers.id"), index=True)
 
     @staticmethod
     def fault_and_restart(session: Session, *, job_id: UUID, wp_id: UUID) -> FaultOutcome:
-        """Fault a pending job and give its generation back to the request, once however often it is called.
+        """Fault a pending job and give its generation back to the request, once however often it is
+        called.
 
-        Locks the request row first, then the job, so that a claim, a submit and a second fault each see one order.
-        A cancelled or faulted request gets nothing back. A fake job never took anything, so it returns nothing.
+        Locks the request row first, then the job, so that a claim, a submit and a second fault each
+        see one order. A cancelled or faulted request gets nothing back. A fake job never took
+        anything, so it returns nothing.
         """
         session.execute(select(_requests.c.id).where(_requests.c.id == wp_id).with_for_update())
         faulted = (
@@ -111,5 +115,6 @@ class ProcessingGeneration(Base):
 Index(
     "ix_processing_gens_pending",
     ProcessingGeneration.start_time,
-    postgresql_where=ProcessingGeneration.generation.is_(None) & ProcessingGeneration.faulted.is_(False),
+    postgresql_where=ProcessingGeneration.generation.is_(None)
+    & ProcessingGeneration.faulted.is_(False),
 )

@@ -7,7 +7,19 @@ from datetime import datetime
 from enum import Enum
 from uuid import UUID, uuid4
 
-from sqlalchemy import BigInteger, Boolean, DateTime, Float, ForeignKey, Index, Integer, String, Text, UniqueConstraint, Uuid
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    DateTime,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    String,
+    Text,
+    UniqueConstraint,
+    Uuid,
+)
 from sqlalchemy import Enum as SqlEnum
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 
@@ -62,7 +74,9 @@ class User(Base):
     username: Mapped[str] = mapped_column(String(50))
     oauth_id: Mapped[str] = mapped_column(String(50), unique=True, index=True)
     api_key: Mapped[str] = mapped_column(String(100), unique=True, index=True)
-    client_id: Mapped[str] = mapped_column(String(50), unique=True, default=lambda: secrets.token_urlsafe(16))
+    client_id: Mapped[str] = mapped_column(
+        String(50), unique=True, default=lambda: secrets.token_urlsafe(16)
+    )
     created: Mapped[datetime] = mapped_column(DateTime, default=utcnow)
     last_active: Mapped[datetime] = mapped_column(DateTime, default=utcnow)
     contact: Mapped[str | None] = mapped_column(String(50), index=True)
@@ -77,7 +91,9 @@ class User(Base):
     public_workers: Mapped[bool] = mapped_column(Boolean, default=False)
     concurrency: Mapped[int] = mapped_column(Integer, default=DEFAULT_CONCURRENCY)
 
-    roles: Mapped[list["UserRole"]] = relationship(lazy="raise", cascade="all, delete-orphan", passive_deletes=True)
+    roles: Mapped[list["UserRole"]] = relationship(
+        lazy="raise", cascade="all, delete-orphan", passive_deletes=True
+    )
 
     @property
     def alias(self) -> str:
@@ -113,17 +129,23 @@ class UserRecords(Base):
     """A lifetime record of a user for one kind of work (`text`, `image`, `interrogation`)."""
 
     __tablename__ = "user_records"
-    __table_args__ = (UniqueConstraint("user_id", "record_type", "record", name="user_id_record_type_record"),)
+    __table_args__ = (
+        UniqueConstraint("user_id", "record_type", "record", name="user_id_record_type_record"),
+    )
 
     id: Mapped[int] = mapped_column(Integer, primary_key=True)
     user_id: Mapped[int] = mapped_column(ForeignKey("users.id", ondelete="CASCADE"), index=True)
-    record_type: Mapped[UserRecordTypes] = mapped_column(SqlEnum(UserRecordTypes, name="userrecordtypes"))
+    record_type: Mapped[UserRecordTypes] = mapped_column(
+        SqlEnum(UserRecordTypes, name="userrecordtypes")
+    )
     record: Mapped[str] = mapped_column(String(30))
     value: Mapped[float] = mapped_column(Float, default=0.0)
 
 
 class UserSharedKey(Base):
-    """A key that lets its holder generate on the owner's account. `kudos` -1 is unlimited, 0 is empty."""
+    """A key that lets its holder generate on the owner's account. `kudos` -1 is unlimited, 0 is
+    empty.
+    """
 
     __tablename__ = "user_sharedkeys"
 
@@ -139,7 +161,9 @@ class UserSharedKey(Base):
     max_text_tokens: Mapped[int] = mapped_column(Integer, default=-1)
 
 
-Index("ix_users_proxy_passkey", User.proxy_passkey, postgresql_where=User.proxy_passkey.is_not(None))
+Index(
+    "ix_users_proxy_passkey", User.proxy_passkey, postgresql_where=User.proxy_passkey.is_not(None)
+)
 
 
 def generate_api_key() -> str:

@@ -75,24 +75,32 @@ class WaitingPrompt(Base):
     extra_priority: Mapped[int] = mapped_column(Integer, default=0)
     webhook: Mapped[str | None] = mapped_column(String(1024))
     client_agent: Mapped[str] = mapped_column(Text, default="unknown:0:unknown")
-    sharedkey_id: Mapped[UUID | None] = mapped_column(ForeignKey("user_sharedkeys.id", ondelete="CASCADE"), index=True)
+    sharedkey_id: Mapped[UUID | None] = mapped_column(
+        ForeignKey("user_sharedkeys.id", ondelete="CASCADE"), index=True
+    )
     proxied_account: Mapped[str | None] = mapped_column(String(255))
     disable_batching: Mapped[bool] = mapped_column(Boolean, default=False)
-    expiry: Mapped[datetime] = mapped_column(DateTime, default=lambda: utcnow() + REQUEST_TTL, index=True)
+    expiry: Mapped[datetime] = mapped_column(
+        DateTime, default=lambda: utcnow() + REQUEST_TTL, index=True
+    )
     created: Mapped[datetime] = mapped_column(DateTime, default=utcnow)
     style_id: Mapped[UUID | None] = mapped_column(Uuid)
     terminal_outcome: Mapped[str | None] = mapped_column(String(32))
     terminal_recorded_at: Mapped[datetime | None] = mapped_column(DateTime)
-    # What a worker has to offer to serve the request, hashed: rows of one class are served or refused together, so a
-    # pop looks at one row of each class instead of at every waiting row. Null on rows written before the column.
+    # What a worker has to offer to serve the request, hashed: rows of one class are served or
+    # refused together, so a pop looks at one row of each class instead of at every waiting row.
+    # Null on rows written
+    # before the column.
     queue_class: Mapped[int | None] = mapped_column(BigInteger)
 
     @staticmethod
     def mark_faulted_after_repeated_faults(session: Session, wp_id: UUID) -> bool:
-        """Fault a request more than `FAULTED_GENERATIONS_LIMIT` of whose jobs faulted; True for the call that did.
+        """Fault a request more than `FAULTED_GENERATIONS_LIMIT` of whose jobs faulted; True for the
+        call that did.
 
-        One that ended before, as by a cancel, stays what it was: whoever waited was told so. The caller holds the
-        request's row lock, so the count cannot change underneath. Fakes never count.
+        One that ended before, as by a cancel, stays what it was: whoever waited was told so. The
+        caller holds the request's row lock, so the count cannot change underneath. Fakes never
+        count.
         """
         faulted_jobs = (
             select(func.count())
@@ -113,7 +121,11 @@ class WaitingPrompt(Base):
                 WaitingPrompt.terminal_outcome.is_(None),
                 faulted_jobs > FAULTED_GENERATIONS_LIMIT,
             )
-            .values(faulted=True, terminal_outcome=TerminalOutcome.FAULTED, terminal_recorded_at=utcnow())
+            .values(
+                faulted=True,
+                terminal_outcome=TerminalOutcome.FAULTED,
+                terminal_recorded_at=utcnow(),
+            )
             .returning(WaitingPrompt.id)
             .execution_options(synchronize_session=False)
         )
@@ -137,7 +149,9 @@ class WPAllowedWorkers(Base):
 
     id: Mapped[int] = mapped_column(Integer, primary_key=True)
     wp_id: Mapped[UUID] = mapped_column(ForeignKey("waiting_prompts.id", ondelete="CASCADE"))
-    worker_id: Mapped[UUID] = mapped_column(ForeignKey("workers.id", ondelete="CASCADE"), index=True)
+    worker_id: Mapped[UUID] = mapped_column(
+        ForeignKey("workers.id", ondelete="CASCADE"), index=True
+    )
 
 
 class WPTrickedWorkers(Base):
@@ -147,13 +161,19 @@ class WPTrickedWorkers(Base):
 
     id: Mapped[int] = mapped_column(Integer, primary_key=True)
     wp_id: Mapped[UUID] = mapped_column(ForeignKey("waiting_prompts.id", ondelete="CASCADE"))
-    worker_id: Mapped[UUID] = mapped_column(ForeignKey("workers.id", ondelete="CASCADE"), index=True)
+    worker_id: Mapped[UUID] = mapped_column(
+        ForeignKey("workers.id", ondelete="CASCADE"), index=True
+    )
 
 
-LIVE = text("active AND NOT faulted AND n > 0")  # what the queue holds; the predicate of its partial indexes
+# What the queue holds; the predicate of its partial indexes.
+LIVE = text("active AND NOT faulted AND n > 0")
 
-# Waiting adds the same to every request, so the order among them never changes: priority minus five a second of birth.
-QUEUE_RANK = WaitingPrompt.extra_priority - PRIORITY_PER_SECOND * func.date_part(text("'epoch'"), WaitingPrompt.created)
+# Waiting adds the same to every request, so the order among them never changes: priority minus five
+# a second of birth.
+QUEUE_RANK = WaitingPrompt.extra_priority - PRIORITY_PER_SECOND * func.date_part(
+    text("'epoch'"), WaitingPrompt.created
+)
 
 Index("ix_wp_models_wp_id_model", WPModels.wp_id, WPModels.model)
 Index("ix_wp_allowed_workers_wp_id_worker_id", WPAllowedWorkers.wp_id, WPAllowedWorkers.worker_id)
@@ -165,4 +185,9 @@ Index(
     WaitingPrompt.created,
     postgresql_where=LIVE,
 )
-Index("ix_waiting_prompts_queue_user", WaitingPrompt.user_id, Grouping(QUEUE_RANK).desc(), postgresql_where=LIVE)
+Index(
+    "ix_waiting_prompts_queue_user",
+    WaitingPrompt.user_id,
+    Grouping(QUEUE_RANK).desc(),
+    postgresql_where=LIVE,
+)

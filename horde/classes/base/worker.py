@@ -5,7 +5,19 @@ from collections.abc import Collection
 from datetime import datetime, timedelta
 from uuid import UUID, uuid4
 
-from sqlalchemy import BigInteger, Boolean, DateTime, Float, ForeignKey, Index, Integer, String, Text, UniqueConstraint, Uuid
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    DateTime,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    String,
+    Text,
+    UniqueConstraint,
+    Uuid,
+)
 from sqlalchemy.orm import Mapped, mapped_column
 
 from horde.clock import utcnow
@@ -20,13 +32,17 @@ MAX_BRIDGE_AGENT_LENGTH = 1000  # one worker's agent grows with each reload of i
 UNKNOWN_BRIDGE_AGENT = "unknown:0:unknown"
 DEFAULT_MAINTENANCE_MESSAGE = "This worker has been put into maintenance mode by its owner."
 ABORT_MAINTENANCE_MESSAGE = (
-    "This worker dropped too many jobs in the last hour and was put into maintenance. Take it out once it is fixed."
+    "This worker dropped too many jobs in the last hour and was put into maintenance. Take it out"
+    " once it is fixed."
 )
-SPEED_BASELINE = 1.0  # stored for a worker without samples; a measured mean of exactly this is stored as 0.99
+# Stored for a worker without samples; a measured mean of exactly this is stored as 0.99.
+SPEED_BASELINE = 1.0
 
 
 class Worker(Base):
-    """A named client that pops and submits jobs; one table for every kind, told apart by `worker_type`."""
+    """A named client that pops and submits jobs; one table for every kind, told apart by
+    `worker_type`.
+    """
 
     __tablename__ = "workers"
     __mapper_args__ = {"polymorphic_on": "worker_type", "polymorphic_identity": "worker"}
@@ -77,7 +93,9 @@ class WorkerStats(Base):
     __table_args__ = (UniqueConstraint("worker_id", "action", name="worker_id_action"),)
 
     id: Mapped[int] = mapped_column(Integer, primary_key=True)
-    worker_id: Mapped[UUID] = mapped_column(ForeignKey("workers.id", ondelete="CASCADE"), index=True)
+    worker_id: Mapped[UUID] = mapped_column(
+        ForeignKey("workers.id", ondelete="CASCADE"), index=True
+    )
     action: Mapped[str] = mapped_column(String(20), index=True)
     value: Mapped[int] = mapped_column(BigInteger, default=0)
 
@@ -94,7 +112,9 @@ class WorkerPerformance(Base):
 
 
 Index("ix_worker_models_worker_id_model", WorkerModel.worker_id, WorkerModel.model)
-Index("ix_worker_performances_worker_id_id", WorkerPerformance.worker_id, WorkerPerformance.id.desc())
+Index(
+    "ix_worker_performances_worker_id_id", WorkerPerformance.worker_id, WorkerPerformance.id.desc()
+)
 
 
 def parse_bridge_name(bridge_agent: str) -> str:

@@ -24,7 +24,9 @@ from horde.return_codes import ReturnCode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizedContext:
-    """What a request runs with after sizing; `adjustments` as the status shows them, None when nothing changed."""
+    """What a request runs with after sizing; `adjustments` as the status shows them, None when
+    nothing changed.
+    """
 
     messages: Sequence[JsonObject]
     dropped_message_count: int
@@ -44,7 +46,8 @@ def size_chat_context(
     declared_max_length: int | None,
     declared_context_length: int | None,
 ) -> SizedContext:
-    """Size a request against what the online chat workers of its models declare (None when there is none).
+    """Size a request against what the online chat workers of its models declare (None when there is
+    none).
 
     Lengths are tokens; the requested ones are the client's or the defaults.
     Raises BadRequest with PromptExceedsContext when the messages do not fit.
@@ -52,12 +55,20 @@ def size_chat_context(
     adjustments: list[JsonObject] = []
     max_length = lower_max_length(requested_max_length, declared_max_length)
     if max_length != requested_max_length:
-        adjustments.append(_build_adjustment(requested_max_length, max_length, ChatContextAdjustmentReason.WORKER_MAX_LENGTH))
+        adjustments.append(
+            _build_adjustment(
+                requested_max_length, max_length, ChatContextAdjustmentReason.WORKER_MAX_LENGTH
+            )
+        )
     sizes = MessageSizes.measure(messages, tools)
     estimate = kept_estimate = sizes.estimate_tokens()
     context_length = requested_context_length
     if context_fit is not ChatContextFit.REJECT:
-        bound = requested_context_length if declared_context_length is None else min(declared_context_length, MAX_CONTEXT_LENGTH)
+        bound = (
+            requested_context_length
+            if declared_context_length is None
+            else min(declared_context_length, MAX_CONTEXT_LENGTH)
+        )
         context_length = grow_context(requested_context_length, estimate + max_length, bound)
     if context_fit is ChatContextFit.TRUNCATE_OLDEST and estimate + max_length > context_length:
         dropped = find_dropped_messages(messages, sizes, token_budget=context_length - max_length)
@@ -67,9 +78,15 @@ def size_chat_context(
     if kept_estimate + max_length > context_length:
         raise _build_refusal(kept_estimate, max_length, context_length)
     if context_length != requested_context_length:
-        adjustments.append(_build_adjustment(requested_context_length, context_length, ChatContextAdjustmentReason.GROW))
+        adjustments.append(
+            _build_adjustment(
+                requested_context_length, context_length, ChatContextAdjustmentReason.GROW
+            )
+        )
     if dropped:
-        trimmed = _build_adjustment(estimate, kept_estimate, ChatContextAdjustmentReason.TRUNCATE_OLDEST)
+        trimmed = _build_adjustment(
+            estimate, kept_estimate, ChatContextAdjustmentReason.TRUNCATE_OLDEST
+        )
         adjustments.append(trimmed | {"dropped_messages": len(dropped)})
     return SizedContext(
         messages=[message for index, message in enumerate(messages) if index not in dropped],
@@ -87,9 +104,11 @@ def lower_max_length(requested: int, declared: int | None) -> int:
 
 
 def grow_context(requested: int, wanted: int, bound: int) -> int:
-    """The context for `wanted` tokens: the smallest power of two that holds them, or the bound when it comes first.
+    """The context for `wanted` tokens: the smallest power of two that holds them, or the bound when
+    it comes first.
 
-    A context at or above the bound stays. When not even the bound holds them, the caller decides what happens there.
+    A context at or above the bound stays. When not even the bound holds them, the caller decides
+    what happens there.
     """
     if wanted <= requested or requested >= bound:
         return requested
@@ -102,22 +121,27 @@ def _build_adjustment(before: int, after: int, reason: ChatContextAdjustmentReas
 
 def _build_refusal(estimate: int, max_length: int, context_length: int) -> BadRequest:
     message = (
-        f"The messages are estimated at {estimate} tokens. With the {max_length} tokens of output that were requested they need "
-        f"{estimate + max_length} tokens, which do not fit the context of {context_length} tokens."
+        f"The messages are estimated at {estimate} tokens. With the {max_length} tokens of output"
+        f" that were requested they need {estimate + max_length} tokens, which do not fit the"
+        f" context of {context_length} tokens."
     )
     return BadRequest(message, ReturnCode.PROMPT_EXCEEDS_CONTEXT)
 
 
 @dataclass(frozen=True, slots=True)
 class MessageSizes:
-    """What each message adds to the estimate, measured once, so that dropping turns costs one pass."""
+    """What each message adds to the estimate, measured once, so that dropping turns costs one
+    pass.
+    """
 
     characters: Sequence[int]
     images: Sequence[int]
     tool_characters: int
 
     @classmethod
-    def measure(cls, messages: Sequence[Mapping[str, Any]], tools: Sequence[JsonObject] | None) -> "MessageSizes":
+    def measure(
+        cls, messages: Sequence[Mapping[str, Any]], tools: Sequence[JsonObject] | None
+    ) -> "MessageSizes":
         """Each message's length in the flattened prompt and its images."""
         return cls(
             [len(flatten_chat_message(message)) for message in messages],
@@ -133,8 +157,12 @@ class MessageSizes:
         return estimate_flattened_tokens(characters, sum(self.images[index] for index in kept))
 
 
-def find_dropped_messages(messages: Sequence[Mapping[str, Any]], sizes: MessageSizes, *, token_budget: int) -> frozenset[int]:
-    """The places of the oldest whole turns whose removal brings the estimate to the budget, or of all that may go."""
+def find_dropped_messages(
+    messages: Sequence[Mapping[str, Any]], sizes: MessageSizes, *, token_budget: int
+) -> frozenset[int]:
+    """The places of the oldest whole turns whose removal brings the estimate to the budget, or of
+    all that may go.
+    """
     characters = sum(sizes.characters) + len(messages) - 1 + sizes.tool_characters
     images = sum(sizes.images)
     dropped: list[int] = []
@@ -148,12 +176,15 @@ def find_dropped_messages(messages: Sequence[Mapping[str, Any]], sizes: MessageS
 
 
 def _list_droppable_turns(messages: Sequence[Mapping[str, Any]]) -> list[list[int]]:
-    """Whole turns before the latest user message, oldest first; system messages stay wherever they sit.
+    """Whole turns before the latest user message, oldest first; system messages stay wherever they
+    sit.
 
-    What a user says and the reply that follows are one turn; calls always go together with their answers,
-    since a history that kept one without the other would be refused.
+    What a user says and the reply that follows are one turn; calls always go together with their
+    answers, since a history that kept one without the other would be refused.
     """
-    latest_user = max((index for index, message in enumerate(messages) if message["role"] == "user"), default=None)
+    latest_user = max(
+        (index for index, message in enumerate(messages) if message["role"] == "user"), default=None
+    )
     turns: list[list[int]] = []
     for index, message in enumerate(messages[:latest_user]):
         role = message["role"]
@@ -164,4 +195,5 @@ def _list_droppable_turns(messages: Sequence[Mapping[str, Any]]) -> list[list[in
             turns[-1].append(index)
         else:
             turns.append([index])
-    return turns if latest_user is not None else turns[:-1]  # without a user message the newest turn is what remains
+    # Without a user message the newest turn is what remains.
+    return turns if latest_user is not None else turns[:-1]

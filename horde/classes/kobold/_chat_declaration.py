@@ -22,7 +22,9 @@ _IMAGE_TRANSPORTS: Final = frozenset(transport.value for transport in ChatImageT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatDeclaration:
-    """What a worker declared with `chat_jobs`; the lists hold known names only, sorted. Lengths are tokens."""
+    """What a worker declared with `chat_jobs`; the lists hold known names only, sorted. Lengths are
+    tokens.
+    """
 
     prompt_jobs: bool
     model_id: str
@@ -34,9 +36,11 @@ class ChatDeclaration:
 
 
 def parse_chat_declaration_fields(body: Mapping[str, Any]) -> ChatDeclaration | None:
-    """The declaration in a pop's body, which also holds its `models`; None withdraws any earlier one.
+    """The declaration in a pop's body, which also holds its `models`; None withdraws any earlier
+    one.
 
-    Without `chat_jobs` the other chat fields are not read. Raises BadRequest with ChatDeclarationInvalid.
+    Without `chat_jobs` the other chat fields are not read. Raises BadRequest with
+    ChatDeclarationInvalid.
     """
     chat_jobs = _parse_boolean(body, "chat_jobs", default=False)
     prompt_jobs = _parse_boolean(body, "prompt_jobs", default=True)
@@ -79,7 +83,11 @@ def _parse_limits(value: object) -> Mapping[str, Any]:
 
 def _parse_tokens(limits: Mapping[str, Any], key: str) -> int:
     value = limits.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_DECLARED_TOKENS:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int)
+        or not 1 <= value <= MAX_DECLARED_TOKENS
+    ):
         raise _invalid(f"chat_limits.{key} has to be an integer from 1 to {MAX_DECLARED_TOKENS}.")
     return value
 
@@ -87,7 +95,11 @@ def _parse_tokens(limits: Mapping[str, Any], key: str) -> int:
 def _parse_temperature(value: object) -> float | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= sys.float_info.max:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not 0 <= value <= sys.float_info.max
+    ):
         raise _invalid("chat_limits.tools_max_temperature has to be a number of at least 0.")
     return float(value)
 

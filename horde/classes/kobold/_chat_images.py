@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""The images of a chat request as they were submitted: where they stand, how many and how large they may be.
+"""The images of a chat request as they were submitted: where they stand, how many and how large
+they may be.
 
 Source: docs/reference/chat_requests.md, "Images".
 """
@@ -8,7 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from horde.chat_contract import MAX_CHAT_IMAGE_COUNT, MAX_CHAT_IMAGE_TOTAL_BYTES, ChatRequestRefused, JsonObject
+from horde.chat_contract import (
+    MAX_CHAT_IMAGE_COUNT,
+    MAX_CHAT_IMAGE_TOTAL_BYTES,
+    ChatRequestRefused,
+    JsonObject,
+)
 from horde.image import ImageRefused, check_image_bytes, estimate_data_url_bytes
 from horde.return_codes import ReturnCode
 
@@ -21,7 +27,9 @@ class SubmittedImage:
     image_url: JsonObject = field(repr=False)
 
     def take_url(self) -> str:
-        """The submitted URL, out of the message: whoever takes it alone decides how long megabytes of it are held."""
+        """The submitted URL, out of the message: whoever takes it alone decides how long megabytes
+        of it are held.
+        """
         url: str = self.image_url.pop("url")
         return url
 
@@ -33,7 +41,9 @@ class SubmittedImage:
 def list_image_parts(messages: Sequence[Mapping[str, Any]]) -> list[SubmittedImage]:
     """Every image of the messages, in order."""
     return [
-        SubmittedImage(path=f"messages[{index}].content[{place}].image_url.url", image_url=part["image_url"])
+        SubmittedImage(
+            path=f"messages[{index}].content[{place}].image_url.url", image_url=part["image_url"]
+        )
         for index, message in enumerate(messages)
         if isinstance(message.get("content"), list)
         for place, part in enumerate(message["content"])
@@ -41,7 +51,9 @@ def list_image_parts(messages: Sequence[Mapping[str, Any]]) -> list[SubmittedIma
     ]
 
 
-def list_kept_images(submitted: Sequence[Mapping[str, Any]], kept: Sequence[Mapping[str, Any]]) -> list[SubmittedImage]:
+def list_kept_images(
+    submitted: Sequence[Mapping[str, Any]], kept: Sequence[Mapping[str, Any]]
+) -> list[SubmittedImage]:
     """The images of the messages that stay, with their paths among all that were submitted.
 
     Moderation and trimming make new messages of the same image parts.
@@ -51,7 +63,9 @@ def list_kept_images(submitted: Sequence[Mapping[str, Any]], kept: Sequence[Mapp
 
 
 def estimate_image_bytes(image: SubmittedImage) -> int | None:
-    """The size of an image whose bytes came with the request, None for a web address. Raises ChatRequestRefused."""
+    """The size of an image whose bytes came with the request, None for a web address. Raises
+    ChatRequestRefused.
+    """
     try:
         size = estimate_data_url_bytes(image.image_url["url"])
         check_image_bytes(size or 0)
@@ -61,7 +75,9 @@ def estimate_image_bytes(image: SubmittedImage) -> int | None:
 
 
 def check_submitted_images(images: Sequence[SubmittedImage]) -> None:
-    """Hold the images to what holds for everybody: their number, form and size, as far as the body tells it."""
+    """Hold the images to what holds for everybody: their number, form and size, as far as the body
+    tells it.
+    """
     if len(images) > MAX_CHAT_IMAGE_COUNT:
         message = f"'messages' may hold at most {MAX_CHAT_IMAGE_COUNT} images."
         raise ChatRequestRefused("messages", message, ReturnCode.TOO_MANY_EXTRA_SOURCE_IMAGES)
@@ -69,7 +85,9 @@ def check_submitted_images(images: Sequence[SubmittedImage]) -> None:
 
 
 def check_total_of_data_urls(images: Sequence[SubmittedImage], cap_bytes: int) -> int:
-    """The bytes of the images that came with the request; raises ChatRequestRefused for more than `cap_bytes`."""
+    """The bytes of the images that came with the request; raises ChatRequestRefused for more than
+    `cap_bytes`.
+    """
     total = sum(estimate_image_bytes(image) or 0 for image in images)
     check_image_total(total, cap_bytes)
     return total
@@ -81,7 +99,8 @@ def check_image_total(total_bytes: int, cap_bytes: int, *, is_encoded: bool = Fa
         return
     if is_encoded:
         message = (
-            f"Encoded as JPEG for storage the images take {total_bytes} bytes: the encoded size passed the cap of {cap_bytes}."
+            f"Encoded as JPEG for storage the images take {total_bytes} bytes: the encoded size"
+            f" passed the cap of {cap_bytes}."
         )
     else:
         message = f"The images take {total_bytes} bytes in all, above the cap of {cap_bytes} bytes."

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """The messages of a chat request: their shape by role, their text, and the copy that is stored.
 
-Written by hand rather than as models: a request may carry 1,024 of them, and each refusal names its exact path.
-Source: docs/reference/chat_requests.md, "Request body", "Tools" and "Refused keys and values".
+Written by hand rather than as models: a request may carry 1,024 of them, and each refusal names its
+exact path. Source: docs/reference/chat_requests.md, "Request body", "Tools" and "Refused keys and
+values".
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,7 +29,8 @@ from horde.classes.kobold._chat_images import check_submitted_images, list_image
 
 
 def parse_messages(value: object) -> list[JsonObject]:
-    """The messages as they are stored: developer as system, no nulls of optional keys, null content beside calls.
+    """The messages as they are stored: developer as system, no nulls of optional keys, null content
+    beside calls.
 
     Raises ChatRequestRefused with the path of the first message at fault.
     """
@@ -36,7 +38,9 @@ def parse_messages(value: object) -> list[JsonObject]:
         raise malformed_value("messages", "has to be a non-empty array")
     if len(value) > MAX_CHAT_MESSAGE_COUNT:
         raise limit_exceeded("messages", f"hold at most {MAX_CHAT_MESSAGE_COUNT} messages")
-    messages = [_parse_message(message, f"messages[{index}]") for index, message in enumerate(value)]
+    messages = [
+        _parse_message(message, f"messages[{index}]") for index, message in enumerate(value)
+    ]
     check_text_size(count_text_bytes(messages))
     check_tool_history(messages)
     check_submitted_images(list_image_parts(messages))
@@ -61,13 +65,17 @@ def _parse_message(message: object, path: str) -> JsonObject:
     if "name" in parsed:
         _check_short_string(parsed["name"], f"{path}.name", MAX_CHAT_NAME_CHARACTERS)
     if role == "tool":
-        _check_short_string(parsed.get("tool_call_id"), f"{path}.tool_call_id", MAX_CHAT_TOOL_CALL_ID_CHARACTERS)
+        _check_short_string(
+            parsed.get("tool_call_id"), f"{path}.tool_call_id", MAX_CHAT_TOOL_CALL_ID_CHARACTERS
+        )
     if "tool_calls" in parsed:
         parsed["tool_calls"] = parse_tool_calls(parsed["tool_calls"], f"{path}.tool_calls")
         parsed.setdefault("content", None)
         if parsed["content"] is None:
             return parsed
-    parsed["content"] = _parse_content(parsed.get("content"), f"{path}.content", takes_images=role == "user")
+    parsed["content"] = _parse_content(
+        parsed.get("content"), f"{path}.content", takes_images=role == "user"
+    )
     return parsed
 
 
@@ -84,7 +92,12 @@ def _parse_content(content: object, path: str, *, takes_images: bool) -> str | l
     parsed = content
     for index, part in enumerate(content):
         # The exact shape of nearly every part, tested first because a body may hold very many.
-        if isinstance(part, dict) and len(part) == 2 and part.get("type") == "text" and isinstance(part.get("text"), str):
+        if (
+            isinstance(part, dict)
+            and len(part) == 2
+            and part.get("type") == "text"
+            and isinstance(part.get("text"), str)
+        ):
             continue
         if not takes_images or not isinstance(part, dict) or part.get("type") != "image_url":
             raise _build_part_refusal(part, f"{path}[{index}]")
@@ -109,7 +122,10 @@ def _parse_image_part(part: JsonObject, path: str) -> JsonObject:
     detail = image_url.get("detail")
     if detail is not None and detail not in CHAT_IMAGE_DETAILS:
         raise malformed_value(f"{path}.image_url.detail", "has to be 'auto', 'low' or 'high'")
-    return {"type": "image_url", "image_url": {key: value for key, value in image_url.items() if value is not None}}
+    return {
+        "type": "image_url",
+        "image_url": {key: value for key, value in image_url.items() if value is not None},
+    }
 
 
 def _build_part_refusal(part: object, path: str) -> ChatRequestRefused:
@@ -131,8 +147,11 @@ def carries_tool_turn(messages: Iterable[Mapping[str, Any]]) -> bool:
     return any(message["role"] == "tool" or message.get("tool_calls") for message in messages)
 
 
-def rewrite_message_texts(messages: Sequence[JsonObject], rewrite: Callable[[str], str]) -> list[JsonObject]:
-    """The messages with every text passed through moderation's rewrite; an emptied text becomes an empty string.
+def rewrite_message_texts(
+    messages: Sequence[JsonObject], rewrite: Callable[[str], str]
+) -> list[JsonObject]:
+    """The messages with every text passed through moderation's rewrite; an emptied text becomes an
+    empty string.
 
     Tool call arguments are JSON documents and stay as they are.
     """
@@ -145,5 +164,8 @@ def _rewrite_message(message: JsonObject, rewrite: Callable[[str], str]) -> Json
         return message | {"content": rewrite(content)}
     if not content:
         return message
-    parts = [part | {"text": rewrite(part["text"])} if part["type"] == "text" else part for part in content]
+    parts = [
+        part | {"text": rewrite(part["text"])} if part["type"] == "text" else part
+        for part in content
+    ]
     return message | {"content": parts}

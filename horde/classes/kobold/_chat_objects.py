@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""What a chat request keeps in the object store: the keys, the references in its messages, and what workers get for them."""
+"""What a chat request keeps in the object store: the keys, the references in its messages, and what
+workers get for them.
+"""
 
 import base64
 import gzip
@@ -41,9 +43,15 @@ def build_chat_messages_key(request_id: UUID) -> str:
     return f"{request_id}{CHAT_MESSAGES_SUFFIX}"
 
 
-def list_stored_chat_object_keys(request_id: UUID, image_urls: Iterable[str], *, is_offloaded: bool) -> list[str]:
+def list_stored_chat_object_keys(
+    request_id: UUID, image_urls: Iterable[str], *, is_offloaded: bool
+) -> list[str]:
     """Every key that a request names, by the URLs of its image parts as they are stored."""
-    keys = [url.removeprefix(STORED_IMAGE_SCHEME) for url in image_urls if url.startswith(STORED_IMAGE_SCHEME)]
+    keys = [
+        url.removeprefix(STORED_IMAGE_SCHEME)
+        for url in image_urls
+        if url.startswith(STORED_IMAGE_SCHEME)
+    ]
     return [*keys, build_chat_messages_key(request_id)] if is_offloaded else keys
 
 
@@ -52,11 +60,15 @@ def list_image_urls(messages: Sequence[Mapping[str, Any]]) -> list[str]:
     return [part["image_url"]["url"] for part in _iter_image_parts(messages)]
 
 
-def replace_stored_images(messages: Sequence[JsonObject], build_url: Callable[[str], str]) -> list[JsonObject]:
+def replace_stored_images(
+    messages: Sequence[JsonObject], build_url: Callable[[str], str]
+) -> list[JsonObject]:
     """Copies of the messages whose references became what `build_url` makes of their key."""
 
     def replace(part: JsonObject) -> JsonObject:
-        if part["type"] != "image_url" or not part["image_url"]["url"].startswith(STORED_IMAGE_SCHEME):
+        if part["type"] != "image_url" or not part["image_url"]["url"].startswith(
+            STORED_IMAGE_SCHEME
+        ):
             return part
         url = build_url(part["image_url"]["url"].removeprefix(STORED_IMAGE_SCHEME))
         return part | {"image_url": part["image_url"] | {"url": url}}
@@ -75,7 +87,9 @@ def build_jpeg_url(jpeg: bytes) -> str:
 
 
 def count_inlined_bytes(messages: Sequence[JsonObject], image_sizes: Mapping[str, int]) -> int:
-    """The bytes of `build_inlined_messages`, without making them. Sizes are those of the JPEGs by key."""
+    """The bytes of `build_inlined_messages`, without making them. Sizes are those of the JPEGs by
+    key.
+    """
     text = len(build_compact_json(messages).encode())
     for url in list_image_urls(messages):
         size = image_sizes[url.removeprefix(STORED_IMAGE_SCHEME)]
@@ -86,7 +100,8 @@ def count_inlined_bytes(messages: Sequence[JsonObject], image_sizes: Mapping[str
 def build_inlined_messages(messages: Sequence[JsonObject], jpegs: Mapping[str, bytes]) -> bytearray:
     """The messages as a base64 worker receives them, as compact JSON; `jpegs` are by key.
 
-    The images are written between the pieces of the JSON, so that 25 MiB of them are held once and not as text as well.
+    The images are written between the pieces of the JSON, so that 25 MiB of them are held once and
+    not as text as well.
     """
     text = build_compact_json(messages).encode()
     body = bytearray()
@@ -105,16 +120,26 @@ def build_inlined_messages(messages: Sequence[JsonObject], jpegs: Mapping[str, b
 
 
 def build_offload(
-    request_id: UUID, messages: Sequence[JsonObject], jpegs: Mapping[str, bytes], *, largest_inline_bytes: int, packs: bool
+    request_id: UUID,
+    messages: Sequence[JsonObject],
+    jpegs: Mapping[str, bytes],
+    *,
+    largest_inline_bytes: int,
+    packs: bool,
 ) -> ChatMessagesOffload | None:
     """The object for messages above the threshold; None for those that stay inline."""
-    if count_inlined_bytes(messages, {key: len(jpeg) for key, jpeg in jpegs.items()}) <= largest_inline_bytes:
+    if (
+        count_inlined_bytes(messages, {key: len(jpeg) for key, jpeg in jpegs.items()})
+        <= largest_inline_bytes
+    ):
         return None
     body: bytes | bytearray = build_inlined_messages(messages, jpegs)
     packed = gzip.compress(body, GZIP_LEVEL, mtime=0) if packs else body
     is_gzipped = len(packed) < len(body)
     return ChatMessagesOffload(
-        key=build_chat_messages_key(request_id), body=packed if is_gzipped else body, is_gzipped=is_gzipped
+        key=build_chat_messages_key(request_id),
+        body=packed if is_gzipped else body,
+        is_gzipped=is_gzipped,
     )
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """Single keys of a chat request's body, each with its exact type.
 
-Booleans are never numbers here, `64.0` is no integer, and null on an accepted key is the same as absent.
-Source: docs/reference/chat_requests.md, "Request body".
+Booleans are never numbers here, `64.0` is no integer, and null on an accepted key is the same as
+absent. Source: docs/reference/chat_requests.md, "Request body".
 """
 
 from collections.abc import Mapping
@@ -20,8 +20,27 @@ from horde.chat_contract import (
 
 ACCEPTED_KEYS: Final = frozenset(
     {
-        *("model", "models", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_p", "stop", "n", "seed"),
-        *("frequency_penalty", "presence_penalty", "reasoning_effort", "stream", "stream_options", "user", "metadata"),
+        *(
+            "model",
+            "models",
+            "messages",
+            "max_tokens",
+            "max_completion_tokens",
+            "temperature",
+            "top_p",
+            "stop",
+            "n",
+            "seed",
+        ),
+        *(
+            "frequency_penalty",
+            "presence_penalty",
+            "reasoning_effort",
+            "stream",
+            "stream_options",
+            "user",
+            "metadata",
+        ),
         *("tools", "tool_choice", "parallel_tool_calls", "response_format", "horde"),
     }
 )
@@ -37,7 +56,9 @@ def check_known_keys(body: Mapping[str, Any]) -> None:
 
 
 def check_unapplied_keys(body: Mapping[str, Any]) -> None:
-    """`stream_options`, `user` and `metadata` are accepted by type; their contents are not read and not stored."""
+    """`stream_options`, `user` and `metadata` are accepted by type; their contents are not read and
+    not stored.
+    """
     for key, kind, expectation in (
         ("user", str, "has to be a string"),
         ("metadata", dict, "has to be an object"),
@@ -95,7 +116,9 @@ def _parse_model_list(models: list[Any]) -> tuple[str, ...]:
 
 
 def parse_token_limit(body: Mapping[str, Any]) -> int | None:
-    """`max_tokens` under either of its names; None when neither was sent. The range is checked with the others."""
+    """`max_tokens` under either of its names; None when neither was sent. The range is checked with
+    the others.
+    """
     limits = {}
     for key in ("max_tokens", "max_completion_tokens"):
         value = body.get(key)
@@ -105,12 +128,17 @@ def parse_token_limit(body: Mapping[str, Any]) -> int | None:
             raise malformed_value(key, "has to be an integer")
         limits[key] = value
     if len(set(limits.values())) > 1:
-        raise request_conflict("max_tokens", "'max_tokens' and 'max_completion_tokens' have to be equal when both are sent.")
+        raise request_conflict(
+            "max_tokens",
+            "'max_tokens' and 'max_completion_tokens' have to be equal when both are sent.",
+        )
     return next(iter(limits.values()), None)
 
 
 def parse_decimal(body: Mapping[str, Any], key: str) -> float | None:
-    """A number that may have decimals. A negative zero is stored as zero, since both mean the same request."""
+    """A number that may have decimals. A negative zero is stored as zero, since both mean the same
+    request.
+    """
     value = body.get(key)
     if value is None:
         return None
@@ -126,13 +154,19 @@ def parse_seed(value: object) -> int | None:
     """Any signed 64-bit integer, forwarded exactly."""
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int) or not -(1 << _SEED_BITS) <= value < 1 << _SEED_BITS:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int)
+        or not -(1 << _SEED_BITS) <= value < 1 << _SEED_BITS
+    ):
         raise malformed_value("seed", "has to be a signed 64-bit integer")
     return value
 
 
 def parse_stop(value: object) -> list[str] | None:
-    """Stop sequences in order, repeats once; null and an empty array are none. An empty one would end every reply."""
+    """Stop sequences in order, repeats once; null and an empty array are none. An empty one would
+    end every reply.
+    """
     if value is None:
         return None
     stops = [value] if isinstance(value, str) else value
@@ -146,5 +180,7 @@ def parse_reasoning_effort(value: object) -> str | None:
     if value is None:
         return None
     if not isinstance(value, str) or value not in _REASONING_EFFORTS:
-        raise malformed_value("reasoning_effort", f"has to be one of {', '.join(_REASONING_EFFORTS)}")
+        raise malformed_value(
+            "reasoning_effort", f"has to be one of {', '.join(_REASONING_EFFORTS)}"
+        )
     return value

@@ -8,7 +8,10 @@ import json
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from horde_sdk.generation_parameters.text.chat_policy import ChatResponseFormatType, ChatToolChoiceMode
+from horde_sdk.generation_parameters.text.chat_policy import (
+    ChatResponseFormatType,
+    ChatToolChoiceMode,
+)
 
 from horde.chat_contract import JsonObject
 from horde.classes.kobold._chat_schema import SchemaVerdict, check_content_against_schema
@@ -34,7 +37,9 @@ def check_called_functions(message: JsonObject, extras: Mapping[str, Any]) -> No
     offered = {tool["function"]["name"] for tool in extras.get("tools") or ()}
     for name in _list_called_names(message):
         if name not in offered:
-            raise submission_invalid(f"The reply calls '{name[:64]}', which is not among the request's tools.")
+            raise submission_invalid(
+                f"The reply calls '{name[:64]}', which is not among the request's tools."
+            )
 
 
 def check_call_ids(message: JsonObject) -> None:
@@ -49,13 +54,20 @@ def check_tool_choice(message: JsonObject, extras: Mapping[str, Any]) -> None:
     choice = extras.get("tool_choice")
     names = _list_called_names(message)
     if choice == ChatToolChoiceMode.NONE.value and names:
-        raise _nonconformant("The request's 'tool_choice' is 'none', so the reply cannot carry 'tool_calls'.")
+        raise _nonconformant(
+            "The request's 'tool_choice' is 'none', so the reply cannot carry 'tool_calls'."
+        )
     if choice == ChatToolChoiceMode.REQUIRED.value and not names:
-        raise _nonconformant("The request's 'tool_choice' is 'required', so the reply needs 'tool_calls'.")
+        raise _nonconformant(
+            "The request's 'tool_choice' is 'required', so the reply needs 'tool_calls'."
+        )
     if isinstance(choice, dict):
         forced = choice["function"]["name"]
         if not names or any(name != forced for name in names):
-            raise _nonconformant(f"The request's 'tool_choice' is the function '{forced}', so the reply has to call it alone.")
+            raise _nonconformant(
+                f"The request's 'tool_choice' is the function '{forced}', so the reply has to call"
+                " it alone."
+            )
 
 
 def _list_called_names(message: JsonObject) -> list[str]:
@@ -69,20 +81,29 @@ def check_response_format(message: JsonObject, extras: Mapping[str, Any]) -> Non
     if response_format is None or (not content and message.get("tool_calls")):
         return
     json_schema = response_format.get("json_schema") or {}
-    if response_format["type"] == ChatResponseFormatType.JSON_SCHEMA.value and json_schema.get("strict") is True:
+    if (
+        response_format["type"] == ChatResponseFormatType.JSON_SCHEMA.value
+        and json_schema.get("strict") is True
+    ):
         _check_schema(content, json_schema["schema"])
     elif not _is_json_object(content):
         raise _nonconformant(
-            f"The request's 'response_format' is '{response_format['type']}', so the reply has to be a JSON object."
+            f"The request's 'response_format' is '{response_format['type']}', so the reply has to"
+            " be a JSON object."
         )
 
 
 def _check_schema(content: str, schema: object) -> None:
     verdict = check_content_against_schema(content, schema)
     if verdict is SchemaVerdict.UNCOMPILABLE:
-        raise _nonconformant("The reply cannot be checked: the request's 'response_format' schema cannot be compiled.")
+        raise _nonconformant(
+            "The reply cannot be checked: the request's 'response_format' schema cannot be"
+            " compiled."
+        )
     if verdict is SchemaVerdict.NOT_JSON:
-        raise _nonconformant("The request's 'response_format' is 'json_schema', so the reply has to be JSON.")
+        raise _nonconformant(
+            "The request's 'response_format' is 'json_schema', so the reply has to be JSON."
+        )
     if verdict is SchemaVerdict.MISMATCH:
         raise _nonconformant("The reply does not match the request's 'response_format' schema.")
 

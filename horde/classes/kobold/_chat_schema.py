@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Replies against clients' JSON Schemas, in helper processes that a hostile schema may hang or fill.
+"""Replies against clients' JSON Schemas, in helper processes that a hostile schema may hang or
+fill.
 
-A `pattern` can backtrack for hours inside C code and a `$ref` can fan out without end, so the check runs where it can
-be killed: two seconds on the clock, bounded memory, nothing fetched.
+A `pattern` can backtrack for hours inside C code and a `$ref` can fan out without end, so the check
+runs where it can be killed: two seconds on the clock, bounded memory, nothing fetched.
 """
 
 import json
@@ -14,7 +15,8 @@ from horde.exceptions import ServiceUnavailable
 from horde.helper_process import HelperPool, HelperUnavailable
 
 MAX_HELPER_COUNT: Final = 2  # per process; further checks wait for a free one
-MAX_WAITING_COUNT: Final = 8  # beside those in a check: hostile replies sent at once must not hold every thread of a server
+# Beside those in a check: hostile replies sent at once must not hold every thread of a server.
+MAX_WAITING_COUNT: Final = 8
 
 
 class SchemaVerdict(Enum):
@@ -27,7 +29,9 @@ class SchemaVerdict(Enum):
 
 
 class SchemaHelperUnavailable(ServiceUnavailable):
-    """No helper is free or can be started: trouble of this machine, which no reply is judged by. The worker sends it again."""
+    """No helper is free or can be started: trouble of this machine, which no reply is judged by.
+    The worker sends it again.
+    """
 
     def __init__(self) -> None:
         super().__init__("The reply cannot be checked at the moment. Send it again.")
@@ -43,11 +47,12 @@ _pool: Final = HelperPool(
 
 
 def check_content_against_schema(content: str, schema: object) -> SchemaVerdict:
-    """Whether a reply's text is JSON that matches a schema, by the draft its `$schema` declares or else 2020-12.
+    """Whether a reply's text is JSON that matches a schema, by the draft its `$schema` declares or
+    else 2020-12.
 
-    Takes up to two seconds; no transaction may be open. A schema that does not compile, whose references do not
-    resolve inside it, or that is over time or memory, is UNCOMPILABLE.
-    Raises SchemaHelperUnavailable, a 503, when no helper can be started or comes free.
+    Takes up to two seconds; no transaction may be open. A schema that does not compile, whose
+    references do not resolve inside it, or that is over time or memory, is UNCOMPILABLE. Raises
+    SchemaHelperUnavailable, a 503, when no helper can be started or comes free.
     """
     try:
         answer = _pool.ask(json.dumps([content, schema]).encode())

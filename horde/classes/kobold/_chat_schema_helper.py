@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""The program of the helper process that compiles clients' schemas; run as a file, so it imports nothing of this project.
+"""The program of the helper process that compiles clients' schemas; run as a file, so it imports
+nothing of this project.
 
-Reads JSON `[content, schema]` and answers each with one letter; see `_chat_schema.py`, which starts it, and
-`horde.helper_process` for the framing.
+Reads JSON `[content, schema]` and answers each with one letter; see `_chat_schema.py`, which starts
+it, and `horde.helper_process` for the framing.
 """
 
 import json
@@ -23,13 +24,17 @@ LONGEST_CHECK_SECONDS = 4  # the parent gives up earlier; this ends a helper who
 
 
 def check(content: str, schema: Any) -> bytes:
-    """The verdict on one reply. A schema that does not compile, resolve or end is judged as such, never raised."""
+    """The verdict on one reply. A schema that does not compile, resolve or end is judged as such,
+    never raised.
+    """
     try:
         value = json.loads(content, parse_constant=refuse_constant)
     except (ValueError, RecursionError):
         return NOT_JSON
     try:
-        validator_class = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+        validator_class = jsonschema.validators.validator_for(
+            schema, default=jsonschema.Draft202012Validator
+        )
         validator_class.check_schema(schema)
         # An empty registry retrieves nothing: references resolve inside the schema or not at all.
         validator = validator_class(schema, registry=Registry())

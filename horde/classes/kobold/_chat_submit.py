@@ -12,7 +12,12 @@ from typing import Any, Final
 from horde_sdk.generation_parameters.text.chat_limits import MAX_CHAT_TEXT_BYTES
 from horde_sdk.worker.chat_declaration import ChatFinishReason
 
-from horde.chat_contract import MAX_CHAT_TOOL_CALL_COUNT, MAX_CHAT_TOOL_CALL_ID_CHARACTERS, JsonObject, count_utf8_bytes
+from horde.chat_contract import (
+    MAX_CHAT_TOOL_CALL_COUNT,
+    MAX_CHAT_TOOL_CALL_ID_CHARACTERS,
+    JsonObject,
+    count_utf8_bytes,
+)
 from horde.exceptions import BadRequest
 from horde.json_body import replace_unstorable
 from horde.return_codes import ReturnCode
@@ -36,8 +41,8 @@ class SubmissionState(StrEnum):
 class ChatSubmission:
     """A chat job's submit with its shape checked.
 
-    With state `faulted` there is neither message nor finish reason, `fault_reason` is the worker's own word and never
-    stored, and `model_id` is None on the form of old worker libraries.
+    With state `faulted` there is neither message nor finish reason, `fault_reason` is the worker's
+    own word and never stored, and `model_id` is None on the form of old worker libraries.
     """
 
     state: SubmissionState
@@ -76,7 +81,9 @@ def parse_chat_submission(body: Mapping[str, Any]) -> ChatSubmission:
     if state is SubmissionState.FAULTED:
         return _parse_fault(body)
     if body.get("generation") is not None:
-        raise submission_invalid("A chat job's submission carries 'message' and cannot carry 'generation'.")
+        raise submission_invalid(
+            "A chat job's submission carries 'message' and cannot carry 'generation'."
+        )
     message = parse_reply_message(_require(body, "message"))
     return ChatSubmission(
         state=state,
@@ -109,7 +116,8 @@ def _parse_fault(body: Mapping[str, Any]) -> ChatSubmission:
     if body.get("message") is not None:
         raise submission_invalid("A faulted submission cannot carry 'message'.")
     model_id = body.get("model_id")
-    # Worker libraries that predate chat end any job with a `generation`; the job must be able to end.
+    # Worker libraries that predate chat end any job with a `generation`; the job must be able to
+    # end.
     if model_id is None and body.get("generation") is None:
         _require(body, "model_id")
     fault_reason = body.get("fault_reason")
@@ -137,7 +145,9 @@ def _parse_finish_reason(value: object, message: JsonObject) -> str:
     if not isinstance(value, str) or value not in _FINISH_REASONS:
         raise submission_invalid(f"'finish_reason' has to be one of {', '.join(_FINISH_REASONS)}.")
     if value == ChatFinishReason.TOOL_CALLS and "tool_calls" not in message:
-        raise submission_invalid("The 'finish_reason' is 'tool_calls', so the reply needs 'tool_calls'.")
+        raise submission_invalid(
+            "The 'finish_reason' is 'tool_calls', so the reply needs 'tool_calls'."
+        )
     return value
 
 
@@ -146,7 +156,9 @@ def _parse_native_finish_reason(value: object) -> str | None:
         return None
     if not isinstance(value, str) or len(value) > MAX_NATIVE_FINISH_REASON_CHARACTERS:
         limit = MAX_NATIVE_FINISH_REASON_CHARACTERS
-        raise submission_invalid(f"'native_finish_reason' has to be a string of at most {limit} characters.")
+        raise submission_invalid(
+            f"'native_finish_reason' has to be a string of at most {limit} characters."
+        )
     return replace_unstorable(value)
 
 
@@ -154,13 +166,19 @@ def _parse_count(body: Mapping[str, Any], key: str) -> int | None:
     value = body.get(key)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_REPORTED_TOKENS:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int)
+        or not 0 <= value <= MAX_REPORTED_TOKENS
+    ):
         raise submission_invalid(f"'{key}' has to be an integer from 0 to {MAX_REPORTED_TOKENS}.")
     return value
 
 
 def parse_reply_message(value: object) -> JsonObject:
-    """The reply: role, content, and calls and reasoning when submitted. Everything else a backend adds is left out."""
+    """The reply: role, content, and calls and reasoning when submitted. Everything else a backend
+    adds is left out.
+    """
     if not isinstance(value, dict):
         raise submission_invalid("'message' has to be an object.")
     if value.get("role") != "assistant":
@@ -169,7 +187,9 @@ def parse_reply_message(value: object) -> JsonObject:
     if value.get("tool_calls") is not None:
         message["tool_calls"] = _parse_calls(value["tool_calls"])
     if message["content"] is None and "tool_calls" not in message:
-        raise submission_invalid("'message.content' has to be a string unless the reply carries 'tool_calls'.")
+        raise submission_invalid(
+            "'message.content' has to be a string unless the reply carries 'tool_calls'."
+        )
     if message["content"] is not None:
         _parse_string(message["content"], "message.content")
     if value.get("reasoning_content") is not None:
@@ -180,13 +200,17 @@ def parse_reply_message(value: object) -> JsonObject:
 def _parse_reasoning(value: object) -> str:
     reasoning = _parse_string(value, "message.reasoning_content")
     if count_utf8_bytes(reasoning) > MAX_CHAT_TEXT_BYTES:
-        raise submission_invalid(f"'message.reasoning_content' may hold at most {MAX_CHAT_TEXT_BYTES} bytes.")
+        raise submission_invalid(
+            f"'message.reasoning_content' may hold at most {MAX_CHAT_TEXT_BYTES} bytes."
+        )
     return reasoning
 
 
 def _parse_calls(value: object) -> list[JsonObject]:
     if not isinstance(value, list) or not 1 <= len(value) <= MAX_CHAT_TOOL_CALL_COUNT:
-        raise submission_invalid(f"'message.tool_calls' has to be an array of 1 to {MAX_CHAT_TOOL_CALL_COUNT} calls.")
+        raise submission_invalid(
+            f"'message.tool_calls' has to be an array of 1 to {MAX_CHAT_TOOL_CALL_COUNT} calls."
+        )
     return [_parse_call(call, f"message.tool_calls[{index}]") for index, call in enumerate(value)]
 
 
@@ -198,7 +222,9 @@ def _parse_call(value: object, path: str) -> JsonObject:
         raise submission_invalid(f"'{path}.type' has to be 'function'.")
     call_id = _parse_string(value.get("id"), f"{path}.id")
     if not 1 <= len(call_id) <= MAX_CHAT_TOOL_CALL_ID_CHARACTERS:
-        raise submission_invalid(f"'{path}.id' has to hold 1 to {MAX_CHAT_TOOL_CALL_ID_CHARACTERS} characters.")
+        raise submission_invalid(
+            f"'{path}.id' has to hold 1 to {MAX_CHAT_TOOL_CALL_ID_CHARACTERS} characters."
+        )
     return {
         "id": call_id,
         "type": "function",

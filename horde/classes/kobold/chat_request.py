@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""What a chat request is: from the client's body to the stored request, the worker's job and the verified reply.
+"""What a chat request is: from the client's body to the stored request, the worker's job and the
+verified reply.
 
-Pure: nothing here reads a database, a clock or a setting. The routes call these functions in the contract's order.
-Source: docs/reference/chat_requests.md.
+Pure: nothing here reads a database, a clock or a setting. The routes call these functions in the
+contract's order. Source: docs/reference/chat_requests.md.
 """
 
 import hashlib
@@ -14,7 +15,10 @@ from itertools import count
 from typing import Any, Final
 from uuid import UUID
 
-from horde_sdk.generation_parameters.text.chat_limits import CHAT_SAMPLING_DEFAULTS, DEFAULT_PARALLEL_TOOL_CALLS
+from horde_sdk.generation_parameters.text.chat_limits import (
+    CHAT_SAMPLING_DEFAULTS,
+    DEFAULT_PARALLEL_TOOL_CALLS,
+)
 from horde_sdk.generation_parameters.text.chat_policy import (
     ChatConformance,
     ChatFeature,
@@ -52,7 +56,11 @@ from horde.classes.kobold._chat_context import (
 )
 from horde.classes.kobold._chat_declaration import ChatDeclaration, parse_chat_declaration_fields
 from horde.classes.kobold._chat_images import list_image_parts
-from horde.classes.kobold._chat_messages import carries_tool_turn, parse_messages, rewrite_message_texts
+from horde.classes.kobold._chat_messages import (
+    carries_tool_turn,
+    parse_messages,
+    rewrite_message_texts,
+)
 from horde.classes.kobold._chat_objects import (
     ChatMessagesOffload,
     build_chat_image_key,
@@ -141,7 +149,8 @@ __all__ = [
     "verify_chat_reply",
 ]
 
-DEFAULT_CHAT_MAX_LENGTH: Final = 512  # OpenAI clients usually send no limit, and text's 80 is too short for a reply
+# OpenAI clients usually send no limit, and text's 80 is too short for a reply.
+DEFAULT_CHAT_MAX_LENGTH: Final = 512
 CHAT_STREAM_PROGRESS_KEY: Final = "stream_progress"
 OPERATION_FINGERPRINT_EXCLUDED_HORDE_KEYS: Final = frozenset(
     {"availability_mode", "dry_run", "include_reasoning", "max_kudos", "operation_key"}
@@ -151,7 +160,10 @@ MAX_CHAT_FAULT_REASON_LENGTH: Final = 1000
 CHAT_WORKER_FAULT_MESSAGES: Final = WORKER_FAULT_MESSAGES
 
 _SAMPLING_RANGES: Final = {
-    **{key: TEXT_PARAM_RANGES[key] for key in ("max_length", "max_context_length", "temperature", "top_p")},
+    **{
+        key: TEXT_PARAM_RANGES[key]
+        for key in ("max_length", "max_context_length", "temperature", "top_p")
+    },
     **CHAT_PENALTY_RANGES,
 }
 _IMAGE_MARK: Final = "\x00"  # no string of a body has a NUL, so nothing that was sent looks like it
@@ -162,8 +174,8 @@ _JSON_WORD: Final = re.compile("json", re.IGNORECASE)
 class ChatRequest:
     """A validated chat request, before anything is known about its user or the workers.
 
-    `messages` as stored; `text_params` holds the mapped names the client sent and always `max_length`; the tool keys
-    and the format as the client sent them.
+    `messages` as stored; `text_params` holds the mapped names the client sent and always
+    `max_length`; the tool keys and the format as the client sent them.
     """
 
     models: tuple[str, ...]
@@ -195,7 +207,9 @@ class ChatRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatWorkerTargeting:
-    """Who may serve a request. `worker_ids` are as sent and not looked up: an allow list, or a deny list."""
+    """Who may serve a request. `worker_ids` are as sent and not looked up: an allow list, or a deny
+    list.
+    """
 
     worker_ids: tuple[str, ...]
     is_deny_list: bool
@@ -216,8 +230,8 @@ def parse_chat_request(body: object) -> ChatRequest:
     """Validate a decoded body and map it.
 
     Raises:
-        ChatRequestRefused: UnsupportedChatParameter, ChatRequestConflict or BadRequest, with the path in its message.
-        PayloadInvalid: numbers outside their ranges, by `params.<name>`.
+        ChatRequestRefused: UnsupportedChatParameter, ChatRequestConflict or BadRequest, with the
+        path in its message. PayloadInvalid: numbers outside their ranges, by `params.<name>`.
     """
     if not isinstance(body, dict):
         raise malformed_value("body", "has to be a JSON object")
@@ -245,17 +259,26 @@ def parse_chat_request(body: object) -> ChatRequest:
 
 
 def _check_openai_guards(chat: ChatRequest) -> None:
-    if not chat.horde.openai_guards or (chat.response_format or {}).get("type") != ChatResponseFormatType.JSON_OBJECT:
+    if (
+        not chat.horde.openai_guards
+        or (chat.response_format or {}).get("type") != ChatResponseFormatType.JSON_OBJECT
+    ):
         return
-    if not any(_JSON_WORD.search(text) for message in chat.messages for text in iter_message_texts(message)):
-        message = "'messages' must contain the word 'json' in some form, to use 'response_format' of type 'json_object'."
+    if not any(
+        _JSON_WORD.search(text) for message in chat.messages for text in iter_message_texts(message)
+    ):
+        message = (
+            "'messages' must contain the word 'json' in some form, to use 'response_format' of type"
+            " 'json_object'."
+        )
         raise request_conflict("messages", message)
 
 
 def build_text_params(body: Mapping[str, Any], horde: ChatHordeOptions) -> JsonObject:
     """The text parameters a chat body maps to, under their native names and in their ranges.
 
-    Only what the client sent, and always `max_length`. Raises PayloadInvalid for a number outside its range.
+    Only what the client sent, and always `max_length`. Raises PayloadInvalid for a number outside
+    its range.
     """
     token_limit = parse_token_limit(body)
     sent: JsonObject = {
@@ -291,32 +314,46 @@ def build_worker_targeting(horde: ChatHordeOptions) -> ChatWorkerTargeting:
     )
 
 
-# --- prompt and context ---------------------------------------------------------------------------------------------
+# --- prompt and context
+# ---------------------------------------------------------------------------------------------
 
 
-def flatten_messages(messages: Sequence[Mapping[str, Any]], tools: Sequence[JsonObject] | None = None) -> str:
+def flatten_messages(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[JsonObject] | None = None
+) -> str:
     """The prompt column of a chat request; workers never receive it."""
     return flatten_chat_messages(messages, tools)
 
 
-def estimate_chat_prompt_tokens(messages: Sequence[Mapping[str, Any]], tools: Sequence[JsonObject] | None = None) -> int:
-    """The tokens of the flattened prompt and 512 for each image; an estimate, since no tokenizer is known here."""
-    return estimate_flattened_tokens(len(flatten_messages(messages, tools)), count_image_parts(messages))
+def estimate_chat_prompt_tokens(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[JsonObject] | None = None
+) -> int:
+    """The tokens of the flattened prompt and 512 for each image; an estimate, since no tokenizer is
+    known here.
+    """
+    return estimate_flattened_tokens(
+        len(flatten_messages(messages, tools)), count_image_parts(messages)
+    )
 
 
 def truncate_oldest_messages(
     messages: Sequence[JsonObject], tools: Sequence[JsonObject] | None = None, *, token_budget: int
 ) -> list[JsonObject]:
-    """The messages that stay when whole turns go, oldest first, until the estimate is within the budget.
+    """The messages that stay when whole turns go, oldest first, until the estimate is within the
+    budget.
 
-    System messages, the latest user message and everything after it always stay, so the result may still be too long.
+    System messages, the latest user message and everything after it always stay, so the result may
+    still be too long.
     """
-    dropped = find_dropped_messages(messages, MessageSizes.measure(messages, tools), token_budget=token_budget)
+    dropped = find_dropped_messages(
+        messages, MessageSizes.measure(messages, tools), token_budget=token_budget
+    )
     return [message for index, message in enumerate(messages) if index not in dropped]
 
 
 def replace_image_urls(messages: Sequence[JsonObject], request_id: UUID) -> list[JsonObject]:
-    """Copies of the messages as they are stored: each image by the key it is stored under, counted from 0.
+    """Copies of the messages as they are stored: each image by the key it is stored under, counted
+    from 0.
 
     No submitted URL is left in them.
     """
@@ -329,14 +366,17 @@ def replace_image_urls(messages: Sequence[JsonObject], request_id: UUID) -> list
         return part | {"image_url": part["image_url"] | {"url": reference}}
 
     return [
-        message | {"content": [replace(part) for part in message["content"]]}
-        if isinstance(message.get("content"), list)
-        else message
+        (
+            message | {"content": [replace(part) for part in message["content"]]}
+            if isinstance(message.get("content"), list)
+            else message
+        )
         for message in messages
     ]
 
 
-# --- requirements ---------------------------------------------------------------------------------------------------
+# --- requirements
+# ---------------------------------------------------------------------------------------------------
 
 
 def build_chat_request_traits(chat: ChatRequest) -> ChatRequestTraits:
@@ -346,21 +386,35 @@ def build_chat_request_traits(chat: ChatRequest) -> ChatRequestTraits:
     return ChatRequestTraits(
         offers_tools=bool(chat.tools),
         tool_choice_mode=_get_tool_choice_mode(chat.tool_choice),
-        parallel_tool_calls=DEFAULT_PARALLEL_TOOL_CALLS if chat.parallel_tool_calls is None else chat.parallel_tool_calls,
-        response_format_type=None if response_format is None else ChatResponseFormatType(response_format["type"]),
+        parallel_tool_calls=(
+            DEFAULT_PARALLEL_TOOL_CALLS
+            if chat.parallel_tool_calls is None
+            else chat.parallel_tool_calls
+        ),
+        response_format_type=(
+            None if response_format is None else ChatResponseFormatType(response_format["type"])
+        ),
         strict_schema=json_schema.get("strict") is True,
-        temperature=float(chat.text_params.get("temperature", CHAT_SAMPLING_DEFAULTS["temperature"])),
+        temperature=float(
+            chat.text_params.get("temperature", CHAT_SAMPLING_DEFAULTS["temperature"])
+        ),
     )
 
 
 def _get_tool_choice_mode(tool_choice: str | JsonObject | None) -> ChatToolChoiceMode:
     if tool_choice is None:
         return ChatToolChoiceMode.AUTO
-    return ChatToolChoiceMode(tool_choice) if isinstance(tool_choice, str) else ChatToolChoiceMode.FUNCTION
+    return (
+        ChatToolChoiceMode(tool_choice)
+        if isinstance(tool_choice, str)
+        else ChatToolChoiceMode.FUNCTION
+    )
 
 
 def required_chat_features(chat: ChatRequest) -> list[str]:
-    """Every feature and guarantee a worker has to declare, sorted: the only place that derives them."""
+    """Every feature and guarantee a worker has to declare, sorted: the only place that derives
+    them.
+    """
     traits = build_chat_request_traits(chat)
     needed: dict[ChatFeature, bool] = {
         ChatFeature.SEED: "seed" in chat.text_params,
@@ -371,19 +425,30 @@ def required_chat_features(chat: ChatRequest) -> list[str]:
         ChatFeature.TOOLS: traits.forwards_tools or carries_tool_turn(chat.messages),
         ChatFeature.JSON_OBJECT: traits.response_format_type is ChatResponseFormatType.JSON_OBJECT,
         ChatFeature.JSON_SCHEMA: traits.response_format_type is ChatResponseFormatType.JSON_SCHEMA,
-        ChatFeature.TOOLS_WITH_RESPONSE_FORMAT: traits.forwards_tools and traits.response_format_type is not None,
+        ChatFeature.TOOLS_WITH_RESPONSE_FORMAT: (
+            traits.forwards_tools and traits.response_format_type is not None
+        ),
     }
     features = {feature.value for feature, is_needed in needed.items() if is_needed}
-    return sorted(features | {guarantee.value for guarantee in required_chat_guarantees(traits, chat.horde.conformance)})
+    return sorted(
+        features
+        | {
+            guarantee.value
+            for guarantee in required_chat_guarantees(traits, chat.horde.conformance)
+        }
+    )
 
 
 def chat_tools_temperature(chat: ChatRequest) -> float | None:
-    """The temperature the job carries when it forwards tools, which a worker's tool limit is compared with."""
+    """The temperature the job carries when it forwards tools, which a worker's tool limit is
+    compared with.
+    """
     traits = build_chat_request_traits(chat)
     return traits.temperature if traits.forwards_tools else None
 
 
-# --- stored extras, job payload, fingerprint ------------------------------------------------------------------------
+# --- stored extras, job payload, fingerprint
+# ------------------------------------------------------------------------
 
 
 def build_chat_extras(chat: ChatRequest) -> JsonObject:
@@ -413,8 +478,12 @@ def streams_progress(chat_extras: Mapping[str, Any] | None) -> bool:
 
 
 def build_worker_chat_extras(chat_extras: Mapping[str, Any] | None) -> JsonObject:
-    """The extras as a worker gets them: without the tools under `none`, only the one tool of a function choice."""
-    extras = {key: value for key, value in (chat_extras or {}).items() if key != CHAT_STREAM_PROGRESS_KEY}
+    """The extras as a worker gets them: without the tools under `none`, only the one tool of a
+    function choice.
+    """
+    extras = {
+        key: value for key, value in (chat_extras or {}).items() if key != CHAT_STREAM_PROGRESS_KEY
+    }
     choice = extras.get("tool_choice")
     if choice == ChatToolChoiceMode.NONE.value:
         return {key: value for key, value in extras.items() if key == "response_format"}
@@ -438,10 +507,18 @@ def build_chat_job_payload(
 
     Every sampling key is present, so that a worker's own defaults never apply.
     """
-    payload: JsonObject = {"messages": list(messages)} if messages_url is None else {"messages_url": messages_url}
+    payload: JsonObject = (
+        {"messages": list(messages)} if messages_url is None else {"messages_url": messages_url}
+    )
     payload |= build_worker_chat_extras(chat_extras)
-    payload |= {key: text_params.get(key, default) for key, default in CHAT_SAMPLING_DEFAULTS.items()}
-    payload |= {key: text_params[key] for key in ("stop_sequence", "seed", "reasoning_effort") if key in text_params}
+    payload |= {
+        key: text_params.get(key, default) for key, default in CHAT_SAMPLING_DEFAULTS.items()
+    }
+    payload |= {
+        key: text_params[key]
+        for key in ("stop_sequence", "seed", "reasoning_effort")
+        if key in text_params
+    }
     payload |= {"max_length": max_length, "max_context_length": max_context_length, "n": 1}
     if streams_progress(chat_extras):
         payload[CHAT_STREAM_PROGRESS_KEY] = True
@@ -451,7 +528,8 @@ def build_chat_job_payload(
 def select_chat_transport(
     image_transports: Collection[str], *, has_images: bool, is_offloaded: bool
 ) -> ChatImageTransport | None:
-    """How a worker with this declaration gets the images or the whole messages of a request; None sends them inline.
+    """How a worker with this declaration gets the images or the whole messages of a request; None
+    sends them inline.
 
     A request that is stored whole goes that way to whoever can fetch it, with or without images.
     """
@@ -459,7 +537,11 @@ def select_chat_transport(
         return ChatImageTransport.MESSAGES_URL
     if not has_images:
         return None
-    return ChatImageTransport.URL if ChatImageTransport.URL.value in image_transports else ChatImageTransport.BASE64
+    return (
+        ChatImageTransport.URL
+        if ChatImageTransport.URL.value in image_transports
+        else ChatImageTransport.BASE64
+    )
 
 
 def build_chat_messages_offload(
@@ -470,24 +552,35 @@ def build_chat_messages_offload(
     largest_inline_bytes: int,
     packs: bool,
 ) -> ChatMessagesOffload | None:
-    """The messages as one object, when they are above the threshold as a base64 worker receives them; else None.
+    """The messages as one object, when they are above the threshold as a base64 worker receives
+    them; else None.
 
-    `messages` are as stored, with references; `jpegs` are the stored images by key. Sizes are bytes of compact JSON.
+    `messages` are as stored, with references; `jpegs` are the stored images by key. Sizes are bytes
+    of compact JSON.
     """
-    return build_offload(request_id, messages, jpegs, largest_inline_bytes=largest_inline_bytes, packs=packs)
+    return build_offload(
+        request_id, messages, jpegs, largest_inline_bytes=largest_inline_bytes, packs=packs
+    )
 
 
 def build_operation_fingerprint(chat: ChatRequest) -> str:
     """SHA-256, in hex, of what makes two submissions of one key the same operation.
 
-    Sampling values and tool keys at their defaults count as left out, as the `horde` options do. Streaming is no part.
+    Sampling values and tool keys at their defaults count as left out, as the `horde` options do.
+    Streaming is no part.
     """
     image_urls = [image.image_url["url"] for image in list_image_parts(chat.messages)]
     identity: JsonObject = {
         "messages": _mark_images(chat.messages),
-        "params": {key: value for key, value in chat.text_params.items() if CHAT_SAMPLING_DEFAULTS.get(key) != value},
+        "params": {
+            key: value
+            for key, value in chat.text_params.items()
+            if CHAT_SAMPLING_DEFAULTS.get(key) != value
+        },
         "models": sorted(chat.models),
-        "horde": chat.horde.model_dump(mode="json", exclude=set(OPERATION_FINGERPRINT_EXCLUDED_HORDE_KEYS)),
+        "horde": chat.horde.model_dump(
+            mode="json", exclude=set(OPERATION_FINGERPRINT_EXCLUDED_HORDE_KEYS)
+        ),
     }
     extras = build_chat_extras(chat)
     if extras.get("tool_choice") == ChatToolChoiceMode.AUTO.value:
@@ -509,22 +602,31 @@ def _write_canonical(value: object) -> str:
 
 
 def _mark_images(messages: Sequence[JsonObject]) -> list[JsonObject]:
-    """The messages with a mark for each image's URL, so that megabytes of images are written one at a time."""
+    """The messages with a mark for each image's URL, so that megabytes of images are written one at
+    a time.
+    """
     return [
-        message
-        | {
-            "content": [
-                part | {"image_url": part["image_url"] | {"url": _IMAGE_MARK}} if part["type"] == "image_url" else part
-                for part in message["content"]
-            ]
-        }
-        if isinstance(message.get("content"), list)
-        else message
+        (
+            message
+            | {
+                "content": [
+                    (
+                        part | {"image_url": part["image_url"] | {"url": _IMAGE_MARK}}
+                        if part["type"] == "image_url"
+                        else part
+                    )
+                    for part in message["content"]
+                ]
+            }
+            if isinstance(message.get("content"), list)
+            else message
+        )
         for message in messages
     ]
 
 
-# --- reply ----------------------------------------------------------------------------------------------------------
+# --- reply
+# ----------------------------------------------------------------------------------------------------------
 
 
 def verify_chat_reply(
@@ -535,9 +637,9 @@ def verify_chat_reply(
 ) -> VerifiedChatReply:
     """Check a reply against what the client asked for, whatever its worker declared.
 
-    A censored reply is held to the rules of every reply alone: a withheld text cannot match a schema. Runs a helper
-    process for a strict schema, so no transaction may be open.
-    Raises BadRequest with ChatSubmitInvalid, or with ChatSubmitNonconformant under strict.
+    A censored reply is held to the rules of every reply alone: a withheld text cannot match a
+    schema. Runs a helper process for a strict schema, so no transaction may be open. Raises
+    BadRequest with ChatSubmitInvalid, or with ChatSubmitNonconformant under strict.
     """
     extras = chat_extras or {}
     is_strict = conformance is ChatConformance.STRICT and state is SubmissionState.OK
@@ -550,8 +652,12 @@ def verify_chat_reply(
     return VerifiedChatReply(message=kept, dropped_tool_call_count=dropped_count)
 
 
-def chat_reply_finish_reason(finish_reason: str, message: Mapping[str, Any], chat_extras: Mapping[str, Any] | None) -> str:
-    """The finish reason as stored: calls under a forced function finish with `stop`, as OpenAI's do."""
+def chat_reply_finish_reason(
+    finish_reason: str, message: Mapping[str, Any], chat_extras: Mapping[str, Any] | None
+) -> str:
+    """The finish reason as stored: calls under a forced function finish with `stop`, as OpenAI's
+    do.
+    """
     is_forced = isinstance((chat_extras or {}).get("tool_choice"), dict)
     if is_forced and message.get("tool_calls") and finish_reason == ChatFinishReason.TOOL_CALLS:
         return str(ChatFinishReason.STOP)
@@ -559,14 +665,20 @@ def chat_reply_finish_reason(finish_reason: str, message: Mapping[str, Any], cha
 
 
 def chat_reply_characters(message: Mapping[str, Any]) -> int:
-    """The characters a reply is priced by: content, reasoning, and each call's function name and arguments."""
+    """The characters a reply is priced by: content, reasoning, and each call's function name and
+    arguments.
+    """
     calls = message.get("tool_calls") or ()
-    called = sum(len(call["function"]["name"]) + len(call["function"]["arguments"]) for call in calls)
+    called = sum(
+        len(call["function"]["name"]) + len(call["function"]["arguments"]) for call in calls
+    )
     return len(message.get("content") or "") + len(message.get("reasoning_content") or "") + called
 
 
 def build_stored_reply(message: Mapping[str, Any]) -> JsonObject:
-    """The reply as stored and shown: no character that Postgres refuses, calls and reasoning only when submitted."""
+    """The reply as stored and shown: no character that Postgres refuses, calls and reasoning only
+    when submitted.
+    """
     stored: JsonObject = {"role": "assistant", "content": _replace_in(message.get("content"))}
     if message.get("tool_calls"):
         stored["tool_calls"] = [_build_stored_call(call) for call in message["tool_calls"]]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """What text costs and earns: pure arithmetic over numbers, and the movements that book it.
 
-Amounts are kudos with two decimals, lengths are tokens, multipliers are billions of parameters (1 for a model that the
-reference does not know). Source: docs/explanation/kudos.md.
+Amounts are kudos with two decimals, lengths are tokens, multipliers are billions of parameters (1
+for a model that the reference does not know). Source: docs/explanation/kudos.md.
 """
 
 import math
@@ -11,10 +11,19 @@ from dataclasses import dataclass
 from decimal import Decimal
 from uuid import UUID
 
-from horde.classes.base.kudos import Account, Currency, EntryType, Movements, Statistic, StatTarget, to_kudos
+from horde.classes.base.kudos import (
+    Account,
+    Currency,
+    EntryType,
+    Movements,
+    Statistic,
+    StatTarget,
+    to_kudos,
+)
 from horde.classes.base.user import UserRecordTypes
 
-CHARACTERS_PER_TOKEN = 4  # for pricing; sizing a prompt against a context uses its own, more careful divisor
+# For pricing; sizing a prompt against a context uses its own, more careful divisor.
+CHARACTERS_PER_TOKEN = 4
 MINIMUM_REPLY_TOKENS = 20
 
 REFERENCE_MULTIPLIER = 13  # the 13B model the formulas were balanced around
@@ -41,7 +50,9 @@ TEXT_RECORD = "text"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllowanceLimits:
-    """How the free output allowance falls: tokens at either end, and the waits at which it starts and stops falling."""
+    """How the free output allowance falls: tokens at either end, and the waits at which it starts
+    and stops falling.
+    """
 
     ceiling_tokens: int
     floor_tokens: int
@@ -50,12 +61,16 @@ class AllowanceLimits:
 
 
 def count_text_tokens(characters: int, max_length: int) -> int:
-    """Tokens that a text of so many characters counts for. The cap comes last: `max_length` 16 counts 16."""
+    """Tokens that a text of so many characters counts for. The cap comes last: `max_length` 16
+    counts 16.
+    """
     return min(max(math.ceil(characters / CHARACTERS_PER_TOKEN), MINIMUM_REPLY_TOKENS), max_length)
 
 
 def compute_context_multiplier(tokens: int) -> float:
-    """How much dearer a token gets with the length of what precedes it: 2.2 at 1024 tokens, at most 30."""
+    """How much dearer a token gets with the length of what precedes it: 2.2 at 1024 tokens, at most
+    30.
+    """
     growth = math.pow(2.2, math.log2(tokens / 1024)) if tokens > 0 else 0.0
     return min(max(1.2 + growth, 0.1), 30.0)
 
@@ -77,8 +92,9 @@ def compute_text_kudos(
 ) -> Decimal:
     """What one generation earns its worker, and costs its requester before the burn.
 
-    Both token counts are those of `count_text_tokens`, so the prompt counts up to the requested output length only.
-    `targeted`: the horde requires matched targeting and the request lists workers.
+    Both token counts are those of `count_text_tokens`, so the prompt counts up to the requested
+    output length only. `targeted`: the horde requires matched targeting and the request lists
+    workers.
     """
     if reply_tokens <= 0:
         return Decimal("0.00")
@@ -87,16 +103,29 @@ def compute_text_kudos(
     context = compute_context_multiplier(prompt_tokens)
     if is_known:
         validation = 1.0 if validated else UNVALIDATED_FACTOR
-        return to_kudos(context * validation * reply_tokens * compute_size_bonus(multiplier) * multiplier / REWARD_DIVISOR)
+        return to_kudos(
+            context
+            * validation
+            * reply_tokens
+            * compute_size_bonus(multiplier)
+            * multiplier
+            / REWARD_DIVISOR
+        )
     if owner_trusted:
         return to_kudos(reply_tokens * context * UNKNOWN_MODEL_MULTIPLIER / 100)
     return to_kudos(context)  # a made-up model name must not be a way to earn
 
 
 def compute_text_quote(
-    *, max_length: int, max_context_length: int, models: Sequence[tuple[float, bool]], n: int, image_count: int = 0
+    *,
+    max_length: int,
+    max_context_length: int,
+    models: Sequence[tuple[float, bool]],
+    n: int,
+    image_count: int = 0,
 ) -> Decimal:
-    """The estimate a requester is told: full output, full context, the first listed model. Not rounded to whole kudos.
+    """The estimate a requester is told: full output, full context, the first listed model. Not
+    rounded to whole kudos.
 
     `models` are (multiplier, is known) in the listed order. Leaves out what a style adds.
     """
@@ -128,9 +157,14 @@ def compute_upfront_estimate(*, max_length: int, multipliers: Sequence[float], n
     return to_kudos(max_length * max(multipliers) / UPFRONT_DIVISOR) * n
 
 
-def compute_uptime_reward(*, max_context_length: int, multiplier: float, is_known: bool, validated: bool) -> Decimal:
+def compute_uptime_reward(
+    *, max_context_length: int, multiplier: float, is_known: bool, validated: bool
+) -> Decimal:
     """What a worker earns for each uptime period, by its first model and the context it offers."""
-    base = UPTIME_BASE_KUDOS + UPTIME_KUDOS_PER_KIBITOKEN * min(max_context_length, UPTIME_MAX_CONTEXT) / 1024
+    base = (
+        UPTIME_BASE_KUDOS
+        + UPTIME_KUDOS_PER_KIBITOKEN * min(max_context_length, UPTIME_MAX_CONTEXT) / 1024
+    )
     if not is_known:
         return to_kudos(base * UPTIME_UNKNOWN_MODEL_FACTOR)
     validation = 1.0 if validated else UNVALIDATED_FACTOR
@@ -138,7 +172,8 @@ def compute_uptime_reward(*, max_context_length: int, multiplier: float, is_know
 
 
 def compute_free_output_allowance(wait_seconds: float | None, limits: AllowanceLimits) -> int:
-    """Output, in tokens, that needs no kudos beforehand; a wait of None means that no worker is eligible.
+    """Output, in tokens, that needs no kudos beforehand; a wait of None means that no worker is
+    eligible.
 
     Between the two waits of the limits it drops evenly from the ceiling to the floor.
     Source: docs/reference/chat_requests.md, "Free output allowance".
@@ -147,7 +182,9 @@ def compute_free_output_allowance(wait_seconds: float | None, limits: AllowanceL
         return limits.ceiling_tokens
     if wait_seconds is None or wait_seconds >= limits.floor_wait_seconds:
         return limits.floor_tokens
-    waited = (wait_seconds - limits.full_wait_seconds) / (limits.floor_wait_seconds - limits.full_wait_seconds)
+    waited = (wait_seconds - limits.full_wait_seconds) / (
+        limits.floor_wait_seconds - limits.full_wait_seconds
+    )
     return round(limits.ceiling_tokens - waited * (limits.ceiling_tokens - limits.floor_tokens))
 
 
@@ -161,12 +198,14 @@ def estimate_queue_wait_seconds(
 ) -> int:
     """Seconds until the competing work is done, for the status route and the free allowance alike.
 
-    `tokens_per_second` is the sum over the eligible workers, each counted once per thread; fewer jobs than threads leave
-    threads idle. `running_seconds` is the longest remaining time of the request's own running jobs (status only).
-    Leaves out work that arrives later.
+    `tokens_per_second` is the sum over the eligible workers, each counted once per thread; fewer
+    jobs than threads leave threads idle. `running_seconds` is the longest remaining time of the
+    request's own running jobs (status only). Leaves out work that arrives later.
     """
     busy_threads = min(competing_jobs, eligible_threads)
-    throughput = tokens_per_second * busy_threads / eligible_threads if eligible_threads > 0 else 0.0
+    throughput = (
+        tokens_per_second * busy_threads / eligible_threads if eligible_threads > 0 else 0.0
+    )
     return round(competing_tokens / (throughput or 1.0) + running_seconds)
 
 
@@ -182,22 +221,34 @@ def build_generation_movements(
     reservation_id: str | None,
     censored: bool = False,
 ) -> Movements:
-    """What a settled generation moves: the reward, the requester's charge with its burn, records and display totals.
+    """What a settled generation moves: the reward, the requester's charge with its burn, records
+    and display totals.
 
-    `owner_trusted` is true for Anonymous too; anyone else's half waits in escrow. A censored reply pays the worker in
-    full and costs the requester the burn alone. `reservation_id` is the hold the charge consumes.
+    `owner_trusted` is true for Anonymous too; anyone else's half waits in escrow. A censored reply
+    pays the worker in full and costs the requester the burn alone. `reservation_id` is the hold the
+    charge consumes.
     """
     charge = compute_generation_charge(kudos, censored=censored)
     currencies = (
         *_build_reward(owner_id, kudos, owner_trusted, EntryType.GENERATION),
-        Currency(user_id=requester_id, entry_type=EntryType.GENERATION, amount=-charge, reservation_id=reservation_id),
+        Currency(
+            user_id=requester_id,
+            entry_type=EntryType.GENERATION,
+            amount=-charge,
+            reservation_id=reservation_id,
+        ),
     )
     return Movements(
         currencies=currencies,
         statistics=(
             *_build_accumulated(currencies),
             _build_record(owner_id, UserRecordTypes.FULFILLMENT, Decimal(1), EntryType.STAT_RECORD),
-            _build_record(owner_id, UserRecordTypes.CONTRIBUTION, Decimal(max_length), EntryType.STAT_CONTRIBUTION),
+            _build_record(
+                owner_id,
+                UserRecordTypes.CONTRIBUTION,
+                Decimal(max_length),
+                EntryType.STAT_CONTRIBUTION,
+            ),
             *_build_request_records(requester_id, max_length, requester_usage_multiplier),
             *_build_worker_earnings(worker_id, kudos, "generated", EntryType.GENERATION),
             _build_worker_counter(worker_id, "contributions", Decimal(max_length)),
@@ -207,25 +258,49 @@ def build_generation_movements(
 
 
 def compute_generation_charge(kudos: Decimal, *, censored: bool = False) -> Decimal:
-    """What a requester pays for a generation that earned `kudos`: also off a shared key and onto the request's total."""
+    """What a requester pays for a generation that earned `kudos`: also off a shared key and onto
+    the request's total.
+    """
     return (Decimal(0) if censored else kudos) + GENERATION_BURN
 
 
 def build_activation_movements(
-    *, requester_id: int, tax: Decimal, usage_multiplier: float = 1.0, reservation_id: str | None = None
+    *,
+    requester_id: int,
+    tax: Decimal,
+    usage_multiplier: float = 1.0,
+    reservation_id: str | None = None,
 ) -> Movements:
     """What queueing a request moves: the tax, to nobody, and one more request with no usage yet."""
-    currencies = (Currency(user_id=requester_id, entry_type=EntryType.GENERATION, amount=-tax, reservation_id=reservation_id),)
+    currencies = (
+        Currency(
+            user_id=requester_id,
+            entry_type=EntryType.GENERATION,
+            amount=-tax,
+            reservation_id=reservation_id,
+        ),
+    )
     return Movements(
         currencies=currencies,
-        statistics=(*_build_accumulated(currencies), *_build_request_records(requester_id, 0, usage_multiplier)),
+        statistics=(
+            *_build_accumulated(currencies),
+            *_build_request_records(requester_id, 0, usage_multiplier),
+        ),
     )
 
 
-def build_uptime_movements(*, kudos: Decimal, worker_id: UUID, owner_id: int, owner_trusted: bool) -> Movements:
-    """What an uptime reward moves: all to the balance of a trusted owner, all to the escrow of any other."""
+def build_uptime_movements(
+    *, kudos: Decimal, worker_id: UUID, owner_id: int, owner_trusted: bool
+) -> Movements:
+    """What an uptime reward moves: all to the balance of a trusted owner, all to the escrow of any
+    other.
+    """
     account = Account.BALANCE if owner_trusted else Account.ESCROW
-    currencies = (Currency(user_id=owner_id, entry_type=EntryType.UPTIME_REWARD, amount=kudos, account=account),)
+    currencies = (
+        Currency(
+            user_id=owner_id, entry_type=EntryType.UPTIME_REWARD, amount=kudos, account=account
+        ),
+    )
     return Movements(
         currencies=currencies,
         statistics=(
@@ -235,11 +310,15 @@ def build_uptime_movements(*, kudos: Decimal, worker_id: UUID, owner_id: int, ow
     )
 
 
-def _build_reward(owner_id: int, kudos: Decimal, owner_trusted: bool, entry_type: EntryType) -> tuple[Currency, ...]:
+def _build_reward(
+    owner_id: int, kudos: Decimal, owner_trusted: bool, entry_type: EntryType
+) -> tuple[Currency, ...]:
     escrow = Decimal(0) if owner_trusted else to_kudos(kudos / 2)
     parts = ((Account.BALANCE, kudos - escrow), (Account.ESCROW, escrow))
     return tuple(
-        Currency(user_id=owner_id, entry_type=entry_type, amount=amount, account=account) for account, amount in parts if amount
+        Currency(user_id=owner_id, entry_type=entry_type, amount=amount, account=account)
+        for account, amount in parts
+        if amount
     )
 
 
@@ -258,7 +337,9 @@ def _build_accumulated(currencies: Sequence[Currency]) -> tuple[Statistic, ...]:
     )
 
 
-def _build_record(user_id: int, kind: UserRecordTypes, amount: Decimal, entry_type: EntryType) -> Statistic:
+def _build_record(
+    user_id: int, kind: UserRecordTypes, amount: Decimal, entry_type: EntryType
+) -> Statistic:
     return Statistic(
         entry_type=entry_type,
         target=StatTarget.USER_RECORDS,
@@ -269,22 +350,46 @@ def _build_record(user_id: int, kind: UserRecordTypes, amount: Decimal, entry_ty
     )
 
 
-def _build_request_records(user_id: int, usage_tokens: int, usage_multiplier: float) -> tuple[Statistic, ...]:
+def _build_request_records(
+    user_id: int, usage_tokens: int, usage_multiplier: float
+) -> tuple[Statistic, ...]:
     request = _build_record(user_id, UserRecordTypes.REQUEST, Decimal(1), EntryType.STAT_RECORD)
     usage = to_kudos(usage_tokens * usage_multiplier)
-    return (request, _build_record(user_id, UserRecordTypes.USAGE, usage, EntryType.STAT_RECORD)) if usage else (request,)
+    return (
+        (request, _build_record(user_id, UserRecordTypes.USAGE, usage, EntryType.STAT_RECORD))
+        if usage
+        else (request,)
+    )
 
 
-def _build_worker_earnings(worker_id: UUID, kudos: Decimal, action: str, entry_type: EntryType) -> tuple[Statistic, ...]:
+def _build_worker_earnings(
+    worker_id: UUID, kudos: Decimal, action: str, entry_type: EntryType
+) -> tuple[Statistic, ...]:
     if not kudos:
         return ()
     return (
-        Statistic(entry_type=entry_type, target=StatTarget.WORKERS, name="kudos", amount=kudos, worker_id=worker_id),
-        Statistic(entry_type=entry_type, target=StatTarget.WORKER_STATS, name=action, amount=kudos, worker_id=worker_id),
+        Statistic(
+            entry_type=entry_type,
+            target=StatTarget.WORKERS,
+            name="kudos",
+            amount=kudos,
+            worker_id=worker_id,
+        ),
+        Statistic(
+            entry_type=entry_type,
+            target=StatTarget.WORKER_STATS,
+            name=action,
+            amount=kudos,
+            worker_id=worker_id,
+        ),
     )
 
 
 def _build_worker_counter(worker_id: UUID, name: str, amount: Decimal) -> Statistic:
     return Statistic(
-        entry_type=EntryType.STAT_CONTRIBUTION, target=StatTarget.WORKERS, name=name, amount=amount, worker_id=worker_id
+        entry_type=EntryType.STAT_CONTRIBUTION,
+        target=StatTarget.WORKERS,
+        name=name,
+        amount=amount,
+        worker_id=worker_id,
     )

@@ -22,9 +22,17 @@ from horde.classes.base.worker import (
     MAX_ABORTED_JOBS_PER_WINDOW,
     Worker,
 )
-from horde.classes.kobold.chat_request import ChatSubmission, build_stored_reply, chat_reply_characters
+from horde.classes.kobold.chat_request import (
+    ChatSubmission,
+    build_stored_reply,
+    chat_reply_characters,
+)
 from horde.classes.kobold.pricing import count_text_tokens
-from horde.classes.kobold.worker import TEXT_JOB_LEASE_SECONDS, TextWorker, get_text_worker_lease_capacity
+from horde.classes.kobold.worker import (
+    TEXT_JOB_LEASE_SECONDS,
+    TextWorker,
+    get_text_worker_lease_capacity,
+)
 from horde.db import after_commit, table_of
 from horde.json_body import replace_unstorable
 from horde.logger import get_logger
@@ -63,7 +71,8 @@ class LeaseWriting(StrEnum):
 class LeaseOwner:
     """The owner of a popping worker, as far as the lease of a streamed job asks."""
 
-    lease_key: str = field(repr=False)  # what posts are compared with, see `chat_progress.build_lease_owner_key`
+    # What posts are compared with, see `chat_progress.build_lease_owner_key`.
+    lease_key: str = field(repr=False)
     is_trusted: bool
 
 
@@ -89,20 +98,34 @@ class TextProcessingGeneration(ProcessingGeneration):
 
     @staticmethod
     def set_job_ttl() -> int:
-        """The lease of a new job in seconds, the same for every length: what a worker that never submits holds it for."""
+        """The lease of a new job in seconds, the same for every length: what a worker that never
+        submits holds it for.
+        """
         return TEXT_JOB_LEASE_SECONDS
 
     @staticmethod
     def is_over_capacity(*, is_chat: bool, max_length: int, speed: float) -> bool:
-        """Whether a legacy text job asks more of its worker than the speed gate would allow a chat job."""
+        """Whether a legacy text job asks more of its worker than the speed gate would allow a chat
+        job.
+        """
         return not is_chat and max_length > get_text_worker_lease_capacity(speed)
 
     @staticmethod
     def _record_over_capacity_assignment(
-        *, job_id: UUID, wp_id: UUID, worker_id: UUID, owner_trusted: bool, max_length: int, speed: float
+        *,
+        job_id: UUID,
+        wp_id: UUID,
+        worker_id: UUID,
+        owner_trusted: bool,
+        max_length: int,
+        speed: float,
     ) -> None:
-        """Log and count a legacy text job that the speed gate would have withheld. Call it after the commit."""
-        metrics.gate_shadow_assignments.add(1, build_gate_shadow_attributes(owner_trusted=owner_trusted, max_length=max_length))
+        """Log and count a legacy text job that the speed gate would have withheld. Call it after
+        the commit.
+        """
+        metrics.gate_shadow_assignments.add(
+            1, build_gate_shadow_attributes(owner_trusted=owner_trusted, max_length=max_length)
+        )
         logger.info(
             "horde.pop.over_capacity",
             extra={
@@ -129,7 +152,9 @@ class TextProcessingGeneration(ProcessingGeneration):
         started: datetime,
         job_ttl: int,
     ) -> None:
-        """Let a streamed job's worker post progress, once the pop is committed. Best effort: it never fails a pop."""
+        """Let a streamed job's worker post progress, once the pop is committed. Best effort: it
+        never fails a pop.
+        """
         lease = StreamLease(
             generation_id=job_id,
             request_id=wp_id,
@@ -148,26 +173,36 @@ class TextProcessingGeneration(ProcessingGeneration):
 
     @staticmethod
     def end_progress_after_submit(session: Session, *, job_id: UUID) -> None:
-        """End a streamed job's posts once its reply is committed; the stream stays for its readers. Best effort."""
+        """End a streamed job's posts once its reply is committed; the stream stays for its readers.
+        Best effort.
+        """
         after_commit(session, partial(chat_progress.delete_stream_lease, job_id))
 
     @staticmethod
     def end_progress_after_fault(session: Session, *, job_id: UUID) -> None:
-        """Tell a streamed job's readers that it brings no reply, once its fault is committed. Best effort."""
+        """Tell a streamed job's readers that it brings no reply, once its fault is committed. Best
+        effort.
+        """
         after_commit(session, partial(chat_progress.end_progress_stream, job_id))
 
     @staticmethod
     def settle_cancelled(session: Session, *, job_id: UUID, character_count: int) -> bool:
-        """Fault a pending job as cancelled, with the characters it is priced by; False for the loser to its submit.
+        """Fault a pending job as cancelled, with the characters it is priced by; False for the
+        loser to its submit.
 
-        Neither restarts it nor counts it against its worker. The caller holds the request's row lock, prices and pays.
+        Neither restarts it nor counts it against its worker. The caller holds the request's row
+        lock, prices and pays.
         """
         values = {"job_id": job_id, "character_count": character_count}
         return session.scalar(_SETTLE_CANCELLED, values) is not None
 
     @staticmethod
-    def get_things_count(message: Mapping[str, Any] | None, generation: str | None, max_length: int) -> int:
-        """Tokens a reply is priced and timed by: a chat reply's message, else a text; 0 with neither."""
+    def get_things_count(
+        message: Mapping[str, Any] | None, generation: str | None, max_length: int
+    ) -> int:
+        """Tokens a reply is priced and timed by: a chat reply's message, else a text; 0 with
+        neither.
+        """
         if message is not None:
             return count_text_tokens(chat_reply_characters(message), max_length)
         return 0 if generation is None else count_text_tokens(len(generation), max_length)
@@ -178,8 +213,12 @@ class TextProcessingGeneration(ProcessingGeneration):
         return ChargeBasis.OUTPUT_ESTIMATE if is_chat else None
 
     @staticmethod
-    def get_submission_columns(submission: ChatSubmission, message: Mapping[str, Any], finish_reason: str) -> dict[str, Any]:
-        """What one update writes of a verified chat reply: every column of it or, for a loser of the race, none."""
+    def get_submission_columns(
+        submission: ChatSubmission, message: Mapping[str, Any], finish_reason: str
+    ) -> dict[str, Any]:
+        """What one update writes of a verified chat reply: every column of it or, for a loser of
+        the race, none.
+        """
         stored = build_stored_reply(message)
         native = submission.native_finish_reason
         basis = TextProcessingGeneration.get_charge_basis(is_chat=True)
@@ -195,11 +234,14 @@ class TextProcessingGeneration(ProcessingGeneration):
         }
 
     @staticmethod
-    def log_worker_abort(session: Session, *, worker_id: UUID, refusal_rc: str | None, is_raid: bool, now: datetime) -> bool:
-        """Count a dropped job against its worker, in SQL arithmetic; True when it was put into maintenance for it.
+    def log_worker_abort(
+        session: Session, *, worker_id: UUID, refusal_rc: str | None, is_raid: bool, now: datetime
+    ) -> bool:
+        """Count a dropped job against its worker, in SQL arithmetic; True when it was put into
+        maintenance for it.
 
-        A reply refused as nonconformant is counted apart: the worker generated, the model broke the contract. The
-        stored refusal decides, so a worker cannot claim the exemption itself.
+        A reply refused as nonconformant is counted apart: the worker generated, the model broke the
+        contract. The stored refusal decides, so a worker cannot claim the exemption itself.
         """
         if refusal_rc == ReturnCode.CHAT_SUBMIT_NONCONFORMANT:
             session.execute(
@@ -218,12 +260,17 @@ _is_pending = (jobs.c.id == bindparam("job_id")) & jobs.c.generation.is_(None) &
 _SETTLE_CANCELLED = (
     update(jobs)
     .where(_is_pending)
-    .values(faulted=True, cancelled=True, settled_character_count=bindparam("character_count", type_=Integer))
+    .values(
+        faulted=True,
+        cancelled=True,
+        settled_character_count=bindparam("character_count", type_=Integer),
+    )
     .returning(jobs.c.id)
 )
 
-# The commit does not wait for the disk: a server that crashes forgets half a second of renewals at most, and the next post
-# of each job makes up for it. Inside the statement, the setting costs no statement of its own.
+# The commit does not wait for the disk: a server that crashes forgets half a second of renewals at
+# most, and the next post of each job makes up for it. Inside the statement, the setting costs no
+# statement of its own.
 _commits_lazily = func.set_config("synchronous_commit", "off", True) == "off"
 
 _RENEW = (
@@ -236,23 +283,32 @@ _RENEW = (
 
 def text_job_lease_cap(*, owner_trusted: bool) -> int:
     """How far progress stretches a job's lease, in seconds from the pop."""
-    return TRUSTED_TEXT_JOB_LEASE_CAP_SECONDS if owner_trusted else UNTRUSTED_TEXT_JOB_LEASE_CAP_SECONDS
+    return (
+        TRUSTED_TEXT_JOB_LEASE_CAP_SECONDS
+        if owner_trusted
+        else UNTRUSTED_TEXT_JOB_LEASE_CAP_SECONDS
+    )
 
 
 def renew_text_job_ttl(session: Session, *, job_id: UUID, job_ttl: int) -> bool:
-    """Move a pending job's deadline, never back; False when it is there already or the job has ended. By primary key."""
+    """Move a pending job's deadline, never back; False when it is there already or the job has
+    ended. By primary key.
+    """
     return session.scalar(_RENEW, {"job_id": job_id, "new_ttl": job_ttl}) is not None
 
 
 def renew_text_job_lease(session: Session, *, job_id: UUID, job_ttl: int) -> LeaseWriting:
     """Write the deadline that a post moved on Redis to the job's row.
 
-    A job that ended is found here when its lease outlived it, as when Redis was away at its end or its request was
-    cancelled between its pop and its lease: the lease then ends as it should have, so that the worker learns it.
+    A job that ended is found here when its lease outlived it, as when Redis was away at its end or
+    its request was cancelled between its pop and its lease: the lease then ends as it should have,
+    so that the worker learns it.
     """
     if renew_text_job_ttl(session, job_id=job_id, job_ttl=job_ttl):
         return LeaseWriting.WRITTEN
-    ended = select(jobs.c.faulted, jobs.c.cancelled, jobs.c.generation.is_not(None).label("is_completed"))
+    ended = select(
+        jobs.c.faulted, jobs.c.cancelled, jobs.c.generation.is_not(None).label("is_completed")
+    )
     row = session.execute(ended.where(jobs.c.id == job_id)).one_or_none()
     if row is not None and row.cancelled:
         after_commit(session, partial(chat_progress.cancel_progress_streams, [job_id]))
@@ -270,7 +326,9 @@ def get_unix_seconds(moment: datetime) -> float:
 
 
 def _log_aborted_job(session: Session, *, worker_id: UUID, is_raid: bool, now: datetime) -> bool:
-    """More than 20 dropped jobs within the hour since the first of them put a worker into maintenance; not in a raid."""
+    """More than 20 dropped jobs within the hour since the first of them put a worker into
+    maintenance; not in a raid.
+    """
     window_over = Worker.last_aborted_job < now - timedelta(seconds=ABORT_WINDOW_SECONDS)
     count = case((window_over, 1), else_=Worker.aborted_jobs + 1)
     is_over = false() if is_raid else count > MAX_ABORTED_JOBS_PER_WINDOW
@@ -282,7 +340,9 @@ def _log_aborted_job(session: Session, *, worker_id: UUID, is_raid: bool, now: d
             aborted_jobs=case((is_over, 0), else_=count),
             last_aborted_job=case((window_over, now), else_=Worker.last_aborted_job),
             maintenance=case((is_over, True), else_=Worker.maintenance),
-            maintenance_msg=case((is_over, ABORT_MAINTENANCE_MESSAGE), else_=Worker.maintenance_msg),
+            maintenance_msg=case(
+                (is_over, ABORT_MAINTENANCE_MESSAGE), else_=Worker.maintenance_msg
+            ),
         )
         .returning((Worker.aborted_jobs == 0) & Worker.maintenance)
         .execution_options(synchronize_session=False)
@@ -302,4 +362,7 @@ def compute_speed_sample(tokens: int, seconds: float) -> float:
 
 def build_gate_shadow_attributes(*, owner_trusted: bool, max_length: int) -> dict[str, str | bool]:
     """The attributes of the speed gate's shadow instruments."""
-    return {"horde.worker_trusted": owner_trusted, "horde.size_bucket": metrics.get_text_length_bucket(max_length)}
+    return {
+        "horde.worker_trusted": owner_trusted,
+        "horde.size_bucket": metrics.get_text_length_bucket(max_length),
+    }

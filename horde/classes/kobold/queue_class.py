@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """Queue classes: requests that the same workers can serve, told apart by one number.
 
-Whether a worker may take a request depends on the request's facts alone, never on when it came or who sent it. So
-the facts are hashed into `waiting_prompts.queue_class`, the queue's index is ordered by class first, and a pop judges
-each class once instead of each row: ten thousand waiting requests that a worker cannot serve cost it one comparison.
-Lengths enter by their power-of-two bucket, which keeps the number of classes small; the claim compares them exactly.
+Whether a worker may take a request depends on the request's facts alone, never on when it came or
+who sent it. So the facts are hashed into `waiting_prompts.queue_class`, the queue's index is
+ordered by class first, and a pop judges each class once instead of each row: ten thousand waiting
+requests that a worker cannot serve cost it one comparison. Lengths enter by their power-of-two
+bucket, which keeps the number of classes small; the claim compares them exactly.
 """
 
 import hashlib
@@ -20,7 +21,9 @@ def length_bucket(length: int) -> int:
 
 
 def least_facts_of_class(facts: TextRequestFacts) -> TextRequestFacts:
-    """The facts of the smallest request in the same class: what a worker cannot serve of it, it cannot serve at all."""
+    """The facts of the smallest request in the same class: what a worker cannot serve of it, it
+    cannot serve at all.
+    """
     return replace(
         facts,
         max_length=length_bucket(facts.max_length) // 2 + 1,
@@ -29,10 +32,11 @@ def least_facts_of_class(facts: TextRequestFacts) -> TextRequestFacts:
 
 
 def compute_queue_class(facts: TextRequestFacts) -> int:
-    """The class of a request as a signed 64-bit integer, equal in every process and release that hashes the same facts.
+    """The class of a request as a signed 64-bit integer, equal in every process and release that
+    hashes the same facts.
 
-    The requester is left out: who asks decides only whether a worker in maintenance serves its owner, which the claim
-    compares by itself.
+    The requester is left out: who asks decides only whether a worker in maintenance serves its
+    owner, which the claim compares by itself.
     """
     identity = [
         facts.is_chat,

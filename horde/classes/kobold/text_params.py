@@ -53,10 +53,20 @@ TEXT_PARAM_RANGES: Final[Mapping[str, NumberRange]] = MappingProxyType(
 )
 # Chat alone accepts these, in OpenAI's ranges; they travel beside the text parameters.
 CHAT_PENALTY_RANGES: Final[Mapping[str, NumberRange]] = MappingProxyType(
-    {key: NumberRange(*OPENAI_SAMPLING_RANGES[key]) for key in ("frequency_penalty", "presence_penalty")}
+    {
+        key: NumberRange(*OPENAI_SAMPLING_RANGES[key])
+        for key in ("frequency_penalty", "presence_penalty")
+    }
 )
 TEXT_PARAM_SWITCHES: Final = frozenset(
-    {"singleline", "frmtadsnsp", "frmtrmblln", "frmtrmspch", "frmttriminc", "use_default_badwordsids"}
+    {
+        "singleline",
+        "frmtadsnsp",
+        "frmtrmblln",
+        "frmtrmspch",
+        "frmttriminc",
+        "use_default_badwordsids",
+    }
 )
 
 
@@ -86,7 +96,9 @@ def parse_text_params(params: object) -> dict[str, object]:
 
 
 def _parse_param(key: str, value: object) -> object:
-    """The value as stored; None for a key that is not known. Raises ValueError with the text of the refusal."""
+    """The value as stored; None for a key that is not known. Raises ValueError with the text of the
+    refusal.
+    """
     if (number_range := TEXT_PARAM_RANGES.get(key)) is not None:
         number = _parse_number(value, number_range)
         if (refusal := find_range_error(number, number_range)) is not None:
@@ -97,7 +109,8 @@ def _parse_param(key: str, value: object) -> object:
     if key == "stop_sequence":
         if not isinstance(value, list) or not all(isinstance(stop, str) for stop in value):
             raise ValueError("has to be an array of strings")
-        return list(dict.fromkeys(value))  # repeats end a reply no sooner, and would be stored and sent
+        # Repeats end a reply no sooner, and would be stored and sent.
+        return list(dict.fromkeys(value))
     if key == "sampler_order":
         if not isinstance(value, list) or len(value) > MAX_SAMPLER_ORDER_COUNT:
             raise ValueError(f"has to be an array of at most {MAX_SAMPLER_ORDER_COUNT} integers")
@@ -140,17 +153,25 @@ def _write_bound(bound: float) -> str:
     return str(int(bound)) if bound == int(bound) else str(bound)
 
 
-def check_text_param_rules(params: Mapping[str, object], *, max_length: int, max_context_length: int) -> None:
+def check_text_param_rules(
+    params: Mapping[str, object], *, max_length: int, max_context_length: int
+) -> None:
     """The rules that a range cannot say, checked after sizing. For text and chat alike.
 
-    Raises BadRequest with TokenOverflow, MissingFullSamplerOrder, TooManyStopSequences or ExcessiveStopSequence.
+    Raises BadRequest with TokenOverflow, MissingFullSamplerOrder, TooManyStopSequences or
+    ExcessiveStopSequence.
     """
     if max_length > max_context_length:
-        message = f"The requested length of {max_length} tokens is above the context of {max_context_length} tokens."
+        message = (
+            f"The requested length of {max_length} tokens is above the context of"
+            f" {max_context_length} tokens."
+        )
         raise BadRequest(message, ReturnCode.TOKEN_OVERFLOW)
     order = params.get("sampler_order")
     if isinstance(order, list) and len(set(order)) < MIN_SAMPLER_ORDER_COUNT:
-        message = f"'sampler_order' has to hold at least {MIN_SAMPLER_ORDER_COUNT} distinct samplers."
+        message = (
+            f"'sampler_order' has to hold at least {MIN_SAMPLER_ORDER_COUNT} distinct samplers."
+        )
         raise BadRequest(message, ReturnCode.MISSING_FULL_SAMPLER_ORDER)
     stops = params.get("stop_sequence")
     if isinstance(stops, list):
@@ -162,5 +183,8 @@ def _check_stop_sequences(stops: set[str]) -> None:
         message = f"A request may carry at most {MAX_STOP_SEQUENCE_COUNT} distinct stop sequences."
         raise BadRequest(message, ReturnCode.TOO_MANY_STOP_SEQUENCES)
     if sum(len(stop) for stop in stops) > MAX_STOP_SEQUENCE_CHARACTERS:
-        message = f"The stop sequences of a request may hold at most {MAX_STOP_SEQUENCE_CHARACTERS} characters together."
+        message = (
+            f"The stop sequences of a request may hold at most {MAX_STOP_SEQUENCE_CHARACTERS}"
+            " characters together."
+        )
         raise BadRequest(message, ReturnCode.EXCESSIVE_STOP_SEQUENCE)

@@ -10,7 +10,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from horde.chat_contract import CHARACTERS_PER_PROMPT_TOKEN
 from horde.classes.kobold._chat_context import grow_context
@@ -29,7 +37,8 @@ FREE_EXTRA_SOURCE_IMAGES = 1  # what anybody may send
 MAX_MODEL_NAME_LENGTH = 255
 MAX_TARGET_COUNT = 1000  # no client lists more; bounds what is looked up and stored
 
-# Of the values of an array the first bad one alone is reported: a million errors take the whole process for half a minute.
+# Of the values of an array the first bad one alone is reported: a million errors take the whole
+# process for half a minute.
 type Values[T] = Annotated[list[T], FailFast()]
 ModelName = Annotated[str, Field(min_length=1, max_length=MAX_MODEL_NAME_LENGTH)]
 
@@ -38,11 +47,14 @@ def _read_whole_number(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-WholeNumber = Annotated[int, BeforeValidator(_read_whole_number)]  # some clients write integers as 512.0
+# Some clients write integers as 512.0.
+WholeNumber = Annotated[int, BeforeValidator(_read_whole_number)]
 
 
 class TextContextFit(StrEnum):
-    """What happens to a prompt that does not fit: the worker cuts its front, it is refused, or the context grows."""
+    """What happens to a prompt that does not fit: the worker cuts its front, it is refused, or the
+    context grows.
+    """
 
     IGNORE = "ignore"
     REJECT = "reject"
@@ -50,7 +62,9 @@ class TextContextFit(StrEnum):
 
 
 class LenientBody(BaseModel):
-    """A body of the text routes: exact types, null the same as absent on an optional key, unknown keys ignored."""
+    """A body of the text routes: exact types, null the same as absent on an optional key, unknown
+    keys ignored.
+    """
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
@@ -58,7 +72,11 @@ class LenientBody(BaseModel):
     @classmethod
     def drop_nulls(cls, data: Any) -> Any:
         """Clients serialise unset options as null."""
-        return {key: value for key, value in data.items() if value is not None} if isinstance(data, dict) else data
+        return (
+            {key: value for key, value in data.items() if value is not None}
+            if isinstance(data, dict)
+            else data
+        )
 
 
 def parse_lenient_body[B: LenientBody](model: type[B], body: object) -> B:
@@ -66,7 +84,10 @@ def parse_lenient_body[B: LenientBody](model: type[B], body: object) -> B:
     try:
         return model.model_validate(body)
     except ValidationError as error:
-        errors = {".".join(str(part) for part in fault["loc"]): fault["msg"] for fault in error.errors(include_url=False)}
+        errors = {
+            ".".join(str(part) for part in fault["loc"]): fault["msg"]
+            for fault in error.errors(include_url=False)
+        }
         raise PayloadInvalid(errors) from None
 
 
@@ -80,7 +101,8 @@ class TextRequestBody(LenientBody):
     trusted_workers: bool = False
     validated_backends: bool = False
     slow_workers: bool = True
-    extra_slow_workers: bool = False  # this and `nsfw` mean nothing on text, yet have to be booleans
+    # This and `nsfw` mean nothing on text, yet have to be booleans.
+    extra_slow_workers: bool = False
     nsfw: bool = True
     workers: Values[str] = Field(default_factory=list, max_length=MAX_TARGET_COUNT)
     worker_blacklist: bool = False
@@ -96,7 +118,9 @@ class TextRequestBody(LenientBody):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextRequest:
-    """A validated text request; lengths are tokens, `params` what the client sent of the known ones."""
+    """A validated text request; lengths are tokens, `params` what the client sent of the known
+    ones.
+    """
 
     body: TextRequestBody
     params: dict[str, Any] = field(default_factory=dict)
@@ -138,8 +162,9 @@ def estimate_text_prompt_tokens(prompt: str) -> int:
 def size_text_context(request: TextRequest, *, growth_bound: int | None) -> int:
     """The context a text request runs with, in tokens.
 
-    `growth_bound` is the largest context an online worker of the models offers, None when there is none, which
-    leaves no room to grow. Raises BadRequest with PromptExceedsContext when the prompt is refused for its length.
+    `growth_bound` is the largest context an online worker of the models offers, None when there is
+    none, which leaves no room to grow. Raises BadRequest with PromptExceedsContext when the prompt
+    is refused for its length.
     """
     requested = request.max_context_length
     if request.context_fit is TextContextFit.IGNORE:

@@ -63,7 +63,8 @@ from horde.return_codes import ReturnCode
 logger = get_logger(__name__)
 
 MIN_CHAT_IMAGE_URL_SECONDS: Final = 600  # a worker may fetch late in a job that its progress renews
-CHAT_MESSAGES_URL_SECONDS: Final = 120  # fetched right after the pop; a leaked URL is soon worth nothing
+# Fetched right after the pop; a leaked URL is soon worth nothing.
+CHAT_MESSAGES_URL_SECONDS: Final = 120
 
 CHAT_IMAGE_DELETE_RETRY_KEY: Final = "horde:chat:image_delete_retry"
 MAX_CHAT_IMAGE_DELETE_RETRY_KEYS: Final = 100_000
@@ -82,7 +83,8 @@ end
 return left
 """
 
-# What a text job's payload carries when the client did not say: the schema's defaults for these six keys alone.
+# What a text job's payload carries when the client did not say: the schema's defaults for these six
+# keys alone.
 TEXT_PAYLOAD_DEFAULTS: dict[str, Any] = {
     "max_context_length": 2048,
     "max_length": 80,
@@ -103,7 +105,9 @@ class UpfrontOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpfrontNeeds:
-    """What admission has to hold. `hold` of zero needs nothing; lengths are tokens, amounts kudos."""
+    """What admission has to hold. `hold` of zero needs nothing; lengths are tokens, amounts
+    kudos.
+    """
 
     allowance: int
     estimate: Decimal
@@ -128,7 +132,9 @@ class ObjectStore(Protocol):
 
 
 class TextWaitingPrompt(WaitingPrompt):
-    """A text request; `is_chat` makes it a chat request, whose input is `messages` instead of the prompt."""
+    """A text request; `is_chat` makes it a chat request, whose input is `messages` instead of the
+    prompt.
+    """
 
     __mapper_args__ = {"polymorphic_identity": "text"}
 
@@ -136,11 +142,17 @@ class TextWaitingPrompt(WaitingPrompt):
     max_context_length: Mapped[int] = mapped_column(Integer, default=2048, nullable=True)
     softprompt: Mapped[str | None] = mapped_column(String(255))
     is_chat: Mapped[bool] = mapped_column(Boolean, default=False)
-    messages: Mapped[list[dict[str, Any]] | None] = mapped_column(JSONB(none_as_null=True), deferred=True)
+    messages: Mapped[list[dict[str, Any]] | None] = mapped_column(
+        JSONB(none_as_null=True), deferred=True
+    )
     operation_key: Mapped[UUID | None] = mapped_column(Uuid)
     operation_fingerprint: Mapped[str | None] = mapped_column(CHAR(64))
-    context_adjustments: Mapped[list[dict[str, Any]] | None] = mapped_column(JSONB(none_as_null=True))
-    chat_extras: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True), deferred=True)
+    context_adjustments: Mapped[list[dict[str, Any]] | None] = mapped_column(
+        JSONB(none_as_null=True)
+    )
+    chat_extras: Mapped[dict[str, Any] | None] = mapped_column(
+        JSONB(none_as_null=True), deferred=True
+    )
     chat_required_features: Mapped[list[str] | None] = mapped_column(ARRAY(Text))
     chat_conformance: Mapped[str] = mapped_column(String(16), default="strict")
     chat_tools_temperature: Mapped[float | None] = mapped_column(Float)
@@ -150,14 +162,24 @@ class TextWaitingPrompt(WaitingPrompt):
 
     @staticmethod
     def calculate_kudos(
-        *, max_length: int, max_context_length: int, models: Sequence[tuple[float, bool]], n: int, image_count: int = 0
+        *,
+        max_length: int,
+        max_context_length: int,
+        models: Sequence[tuple[float, bool]],
+        n: int,
+        image_count: int = 0,
     ) -> Decimal:
-        """The quote: what a dry run answers and `horde.max_kudos` is compared with, priced at the first listed model.
+        """The quote: what a dry run answers and `horde.max_kudos` is compared with, priced at the
+        first listed model.
 
         `models` are (multiplier, is known). Rounded for display by `pricing.round_quote`.
         """
         return compute_text_quote(
-            max_length=max_length, max_context_length=max_context_length, models=models, n=n, image_count=image_count
+            max_length=max_length,
+            max_context_length=max_context_length,
+            models=models,
+            n=n,
+            image_count=image_count,
         )
 
     @staticmethod
@@ -172,10 +194,11 @@ class TextWaitingPrompt(WaitingPrompt):
         lists_workers: bool,
         holds_for_worker_lists: bool,
     ) -> UpfrontNeeds:
-        """What a request has to hold before it may queue, by its estimated wait on the workers eligible for it.
+        """What a request has to hold before it may queue, by its estimated wait on the workers
+        eligible for it.
 
-        Three things ask for a hold: output above the allowance, refusing slow workers, and, where the horde is set
-        so, naming workers, which no lowering of the output cures.
+        Three things ask for a hold: output above the allowance, refusing slow workers, and, where
+        the horde is set so, naming workers, which no lowering of the output cures.
         """
         allowance = compute_free_output_allowance(wait_seconds, limits)
         held_for_list = lists_workers and holds_for_worker_lists
@@ -193,7 +216,8 @@ class TextWaitingPrompt(WaitingPrompt):
         max_length: int,
         max_context_length: int,
     ) -> dict[str, Any]:
-        """What is stored of a job's payload when the request is made: the parameters with the validated lengths.
+        """What is stored of a job's payload when the request is made: the parameters with the
+        validated lengths.
 
         The prompt or the messages join at the pop, from their own columns.
         """
@@ -201,19 +225,25 @@ class TextWaitingPrompt(WaitingPrompt):
         return payload | {"max_length": max_length, "max_context_length": max_context_length}
 
     def get_pop_payload(
-        self, *, transport: ChatImageTransport | None = None, ttl_seconds: int = 0, store: ObjectStore | None = None
+        self,
+        *,
+        transport: ChatImageTransport | None = None,
+        ttl_seconds: int = 0,
+        store: ObjectStore | None = None,
     ) -> dict[str, Any]:
         """The payload a worker gets with a job of this request.
 
-        With a transport it asks `store` for what lies there, so it has to run after the commit of the assignment.
-        Raises StoreUnavailable then.
+        With a transport it asks `store` for what lies there, so it has to run after the commit of
+        the assignment. Raises StoreUnavailable then.
         """
         if not self.is_chat:
             return TEXT_PAYLOAD_DEFAULTS | self.gen_payload | {"prompt": self.prompt, "n": 1}
         messages, messages_url = self.messages or [], None
         if transport is not None and store is not None:
             if transport is ChatImageTransport.MESSAGES_URL:
-                messages_url = store.sign_download_url(build_chat_messages_key(self.id), CHAT_MESSAGES_URL_SECONDS)
+                messages_url = store.sign_download_url(
+                    build_chat_messages_key(self.id), CHAT_MESSAGES_URL_SECONDS
+                )
             else:
                 messages = self.build_worker_messages(transport, ttl_seconds, store)
         return build_chat_job_payload(
@@ -225,8 +255,11 @@ class TextWaitingPrompt(WaitingPrompt):
             max_context_length=self.max_context_length,
         )
 
-    def build_worker_messages(self, transport: ChatImageTransport, ttl_seconds: int, store: ObjectStore) -> list[JsonObject]:
-        """The messages with each image as the worker declared it: a signed URL, or the stored JPEG itself.
+    def build_worker_messages(
+        self, transport: ChatImageTransport, ttl_seconds: int, store: ObjectStore
+    ) -> list[JsonObject]:
+        """The messages with each image as the worker declared it: a signed URL, or the stored JPEG
+        itself.
 
         URLs hold for the job's TTL and for ten minutes at least. Raises StoreUnavailable.
         """
@@ -240,7 +273,9 @@ class TextWaitingPrompt(WaitingPrompt):
         return replace_stored_images(self.messages or [], build_url)
 
     def select_transport(self, worker: TextWorker) -> ChatImageTransport | None:
-        """How this worker gets what of the request lies in the store; None for a job that is whole by itself."""
+        """How this worker gets what of the request lies in the store; None for a job that is whole
+        by itself.
+        """
         if not self.is_chat:
             return None
         return select_chat_transport(
@@ -250,7 +285,9 @@ class TextWaitingPrompt(WaitingPrompt):
         )
 
     def get_generation_assignment(self, worker: TextWorker) -> dict[str, Any]:
-        """What a job remembers of the declaration it was assigned under, so that a later one does not redefine it."""
+        """What a job remembers of the declaration it was assigned under, so that a later one does
+        not redefine it.
+        """
         if not self.is_chat:
             return {
                 "assigned_model": None,
@@ -268,12 +305,20 @@ class TextWaitingPrompt(WaitingPrompt):
 
     @staticmethod
     def _activate(
-        session: Session, wp_id: UUID, *, tax: int, priority: int, claim: OperationKeyClaim | None, now: datetime
+        session: Session,
+        wp_id: UUID,
+        *,
+        tax: int,
+        priority: int,
+        claim: OperationKeyClaim | None,
+        now: datetime,
     ) -> bool:
-        """Show an inactive request to the workers, with its tax and, for chat, its operation key; False when it is gone.
+        """Show an inactive request to the workers, with its tax and, for chat, its operation key;
+        False when it is gone.
 
-        The caller appends the tax's postings in the same transaction. A key that another request of the user claimed
-        meanwhile breaks the unique index: the transaction fails with an IntegrityError and leaves nothing.
+        The caller appends the tax's postings in the same transaction. A key that another request of
+        the user claimed meanwhile breaks the unique index: the transaction fails with an
+        IntegrityError and leaves nothing.
         """
         values = {
             "wp_id": wp_id,
@@ -287,19 +332,29 @@ class TextWaitingPrompt(WaitingPrompt):
 
     @staticmethod
     def delete(
-        session: Session, request_ids: Sequence[UUID], *, only_inactive: bool = False, object_keys: Sequence[str] | None = None
+        session: Session,
+        request_ids: Sequence[UUID],
+        *,
+        only_inactive: bool = False,
+        object_keys: Sequence[str] | None = None,
     ) -> int:
-        """Delete requests with their jobs; their stored objects go once the caller's transaction is committed.
+        """Delete requests with their jobs; their stored objects go once the caller's transaction is
+        committed.
 
-        How many it deleted. With `only_inactive` those that a worker may have seen are left alone. Whoever knows what was
-        stored so far gives `object_keys`: then these go, and not all that the requests name.
+        How many it deleted. With `only_inactive` those that a worker may have seen are left alone.
+        Whoever knows what was stored so far gives `object_keys`: then these go, and not all that
+        the requests name.
         """
         if not request_ids:
             return 0
         rows = requests.c
-        condition = rows.id.in_(request_ids) & ~rows.active if only_inactive else rows.id.in_(request_ids)
+        condition = (
+            rows.id.in_(request_ids) & ~rows.active if only_inactive else rows.id.in_(request_ids)
+        )
         deleted = session.execute(
-            delete(requests).where(condition).returning(rows.id, rows.is_chat, _IMAGE_URLS, rows.chat_messages_offloaded)
+            delete(requests)
+            .where(condition)
+            .returning(rows.id, rows.is_chat, _IMAGE_URLS, rows.chat_messages_offloaded)
         ).all()
         keys = _list_object_keys(deleted) if object_keys is None else list(object_keys)
         if keys:
@@ -308,17 +363,21 @@ class TextWaitingPrompt(WaitingPrompt):
 
     @staticmethod
     def list_object_keys(session: Session, request_ids: Sequence[UUID]) -> list[str]:
-        """Keys of the stored objects of these requests: images and messages. No messages are loaded for it."""
+        """Keys of the stored objects of these requests: images and messages. No messages are loaded
+        for it.
+        """
         rows = requests.c
         statement = select(rows.id, rows.is_chat, _IMAGE_URLS, rows.chat_messages_offloaded)
-        return _list_object_keys(session.execute(statement.where(rows.id.in_(request_ids), rows.is_chat)).all())
+        return _list_object_keys(
+            session.execute(statement.where(rows.id.in_(request_ids), rows.is_chat)).all()
+        )
 
     @staticmethod
     def cancel(session: Session, wp_id: UUID, now: datetime) -> bool:
         """Stop handing out a request's generations; True for the one call that did it.
 
-        Jobs in flight go on, are paid and keep their results. The first terminal outcome stands, so a request that
-        was done or faulted before stays that.
+        Jobs in flight go on, are paid and keep their results. The first terminal outcome stands, so
+        a request that was done or faulted before stays that.
         """
         statement = (
             update(TextWaitingPrompt)
@@ -340,7 +399,9 @@ class TextWaitingPrompt(WaitingPrompt):
 
     @staticmethod
     def record_chat_worker_fault(session: Session, wp_id: UUID, fault_reason: str) -> None:
-        """Keep the sentence for a worker's known fault reason; the worker's own text is never stored."""
+        """Keep the sentence for a worker's known fault reason; the worker's own text is never
+        stored.
+        """
         message = CHAT_WORKER_FAULT_MESSAGES.get(fault_reason)
         if message is not None:
             _write_fault(session, wp_id, message, ReturnCode.CHAT_WORKER_FAULT)
@@ -349,11 +410,17 @@ class TextWaitingPrompt(WaitingPrompt):
 requests = table_of(TextWaitingPrompt)
 
 # Postgres picks the URLs out. In lax mode a path passes over messages whose content is a string.
-_IMAGE_URLS = func.jsonb_path_query_array(requests.c.messages, text("'$[*].content[*].image_url.url'")).label("image_urls")
+_IMAGE_URLS = func.jsonb_path_query_array(
+    requests.c.messages, text("'$[*].content[*].image_url.url'")
+).label("image_urls")
 
 _ACTIVATE = (
     update(requests)
-    .where(requests.c.id == bindparam("wp_id"), ~requests.c.active, requests.c.expiry > bindparam("now", type_=DateTime))
+    .where(
+        requests.c.id == bindparam("wp_id"),
+        ~requests.c.active,
+        requests.c.expiry > bindparam("now", type_=DateTime),
+    )
     .values(
         active=True,
         extra_priority=bindparam("priority", type_=Integer),
@@ -369,15 +436,19 @@ def _list_object_keys(rows: Sequence[Any]) -> list[str]:
     keys: list[str] = []
     for wp_id, is_chat, image_urls, is_offloaded in rows:
         if is_chat:
-            keys.extend(list_stored_chat_object_keys(wp_id, image_urls or (), is_offloaded=is_offloaded))
+            keys.extend(
+                list_stored_chat_object_keys(wp_id, image_urls or (), is_offloaded=is_offloaded)
+            )
     return keys
 
 
 def delete_stored_chat_images(keys: Sequence[str]) -> None:
-    """Delete objects whose request is gone; those the store keeps wait in the retry set. Best effort.
+    """Delete objects whose request is gone; those the store keeps wait in the retry set. Best
+    effort.
 
-    Call it after the commit. A key for which neither works is logged, and its object may stay for ever. Where no store is
-    configured there is nothing to delete: a request names its images before they are stored.
+    Call it after the commit. A key for which neither works is logged, and its object may stay for
+    ever. Where no store is configured there is nothing to delete: a request names its images before
+    they are stored.
     """
     if not r2.is_configured():
         return
@@ -392,7 +463,9 @@ def delete_stored_chat_images(keys: Sequence[str]) -> None:
 
 
 def queue_chat_image_deletes(keys: Sequence[str]) -> list[str]:
-    """Let keys wait for `retry_chat_image_deletes`. Those that found no place: all of them while Redis is away."""
+    """Let keys wait for `retry_chat_image_deletes`. Those that found no place: all of them while
+    Redis is away.
+    """
     if not r2.is_configured():
         return []
     lost: list[str] = []
@@ -400,7 +473,9 @@ def queue_chat_image_deletes(keys: Sequence[str]) -> list[str]:
         part = list(keys[start : start + CHAT_IMAGE_DELETES_A_TICK])
         arguments: list[str | int | float] = [MAX_CHAT_IMAGE_DELETE_RETRY_KEYS, *part]
         try:
-            left = redis_ctrl.run_script(QUEUE_DELETES_SCRIPT, [CHAT_IMAGE_DELETE_RETRY_KEY], arguments, redis_ctrl.cache_db)
+            left = redis_ctrl.run_script(
+                QUEUE_DELETES_SCRIPT, [CHAT_IMAGE_DELETE_RETRY_KEY], arguments, redis_ctrl.cache_db
+            )
         except RedisUnavailable:
             left = part
         lost.extend(left if isinstance(left, list) else part)
@@ -408,13 +483,17 @@ def queue_chat_image_deletes(keys: Sequence[str]) -> list[str]:
 
 
 def retry_chat_image_deletes() -> int:
-    """Try some of the waiting keys again, drawn at random so that a stubborn one holds up no other; how many went.
+    """Try some of the waiting keys again, drawn at random so that a stubborn one holds up no other;
+    how many went.
 
     Two at once do no harm: a missing object counts as deleted.
     """
     try:
         drawn = redis_ctrl.call(
-            redis_ctrl.cache_db, lambda client: client.srandmember(CHAT_IMAGE_DELETE_RETRY_KEY, CHAT_IMAGE_DELETES_A_TICK)
+            redis_ctrl.cache_db,
+            lambda client: client.srandmember(
+                CHAT_IMAGE_DELETE_RETRY_KEY, CHAT_IMAGE_DELETES_A_TICK
+            ),
         )
     except RedisUnavailable:
         return 0
@@ -429,7 +508,9 @@ def retry_chat_image_deletes() -> int:
 def count_queued_chat_image_deletes() -> int | None:
     """How many keys wait for their deletion; None while Redis is away."""
     try:
-        count = redis_ctrl.call(redis_ctrl.cache_db, lambda client: client.scard(CHAT_IMAGE_DELETE_RETRY_KEY))
+        count = redis_ctrl.call(
+            redis_ctrl.cache_db, lambda client: client.scard(CHAT_IMAGE_DELETE_RETRY_KEY)
+        )
     except RedisUnavailable:
         return None
     return count if isinstance(count, int) else 0
@@ -439,28 +520,42 @@ def find_queued_chat_image_deletes(keys: Sequence[str]) -> set[str]:
     """Which of these keys wait for their deletion. Raises RedisUnavailable."""
     if not keys:
         return set()
-    flags = redis_ctrl.call(redis_ctrl.cache_db, lambda client: client.smismember(CHAT_IMAGE_DELETE_RETRY_KEY, list(keys)))
-    return {key for key, is_member in zip(keys, flags, strict=True) if is_member} if isinstance(flags, list) else set()
+    flags = redis_ctrl.call(
+        redis_ctrl.cache_db,
+        lambda client: client.smismember(CHAT_IMAGE_DELETE_RETRY_KEY, list(keys)),
+    )
+    return (
+        {key for key, is_member in zip(keys, flags, strict=True) if is_member}
+        if isinstance(flags, list)
+        else set()
+    )
 
 
 def _forget_queued_deletes(keys: Sequence[str]) -> None:
-    """Take keys out of the retry set; one that stays in it is deleted once more, which changes nothing."""
+    """Take keys out of the retry set; one that stays in it is deleted once more, which changes
+    nothing.
+    """
     if keys:
         with suppress(RedisUnavailable):
-            redis_ctrl.call(redis_ctrl.cache_db, lambda client: client.srem(CHAT_IMAGE_DELETE_RETRY_KEY, *keys))
+            redis_ctrl.call(
+                redis_ctrl.cache_db, lambda client: client.srem(CHAT_IMAGE_DELETE_RETRY_KEY, *keys)
+            )
 
 
 def _write_fault(session: Session, wp_id: UUID, message: str, rc: ReturnCode) -> None:
     session.execute(
         update(TextWaitingPrompt)
         .where(TextWaitingPrompt.id == wp_id)
-        .values(chat_fault_reason=func.left(message, MAX_CHAT_FAULT_REASON_LENGTH), chat_fault_rc=rc.value)
+        .values(
+            chat_fault_reason=func.left(message, MAX_CHAT_FAULT_REASON_LENGTH),
+            chat_fault_rc=rc.value,
+        )
         .execution_options(synchronize_session=False)
     )
 
 
-# The queue as a pop reads it: class by class, each in queue order. The lengths come last, so that rows too long for a
-# worker are passed over inside the index.
+# The queue as a pop reads it: class by class, each in queue order. The lengths come last, so that
+# rows too long for a worker are passed over inside the index.
 Index(
     "ix_waiting_prompts_queue_class",
     TextWaitingPrompt.wp_type,

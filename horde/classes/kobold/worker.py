@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """Text workers: what they declare on each pop, and whether a request is theirs to serve.
 
-The rules here are pure: they compare a request's stored facts with a worker's. The queue query repeats the cheap
-ones in SQL (database/text_functions.py); a property test proves the two equal.
+The rules here are pure: they compare a request's stored facts with a worker's. The queue query
+repeats the cheap ones in SQL (database/text_functions.py); a property test proves the two equal.
 """
 
 from collections.abc import Collection
@@ -31,12 +31,15 @@ from horde.classes.kobold.chat_request import ChatDeclaration
 TEXT_JOB_LEASE_SECONDS = 150  # how long a worker may hold a job it never posts progress for
 TEXT_JOB_PREPARATION_SECONDS = 30  # template, tokenise, load
 UNMEASURED_TEXT_WORKER_TOKENS_PER_SECOND = 10.0
-MISSING_IMAGE_TRANSPORTS = "image_transports"  # what the gap calls a worker with vision and no way to receive images
+# What the gap calls a worker with vision and no way to receive images.
+MISSING_IMAGE_TRANSPORTS = "image_transports"
 IMAGE_TRANSPORTS = frozenset({ChatImageTransport.URL.value, ChatImageTransport.BASE64.value})
 
 
 class SkipReason(StrEnum):
-    """Why a worker may not serve a request. `skipped` on the pop shows only those the API declares."""
+    """Why a worker may not serve a request. `skipped` on the pop shows only those the API
+    declares.
+    """
 
     MAINTENANCE = "maintenance"
     STALE = "stale"
@@ -91,7 +94,9 @@ class TextRequestFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRefusal:
-    """Why a worker's chat declaration does not cover a request; the lists feed the declaration gap."""
+    """Why a worker's chat declaration does not cover a request; the lists feed the declaration
+    gap.
+    """
 
     reason: SkipReason
     missing_declarations: tuple[str, ...] = ()
@@ -100,14 +105,17 @@ class ChatRefusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EligibilityInputs:
-    """What eligibility needs beyond the worker's own row; gathered once a pop or availability pass."""
+    """What eligibility needs beyond the worker's own row; gathered once a pop or availability
+    pass.
+    """
 
     models: frozenset[str]  # those offered: of this pop, or as stored
     owner_trusted: bool
     validated_backends: Collection[str]  # names of bridges whose results are taken at full value
     minimum_speed: float  # tokens per second asked of a worker when a request refuses slow ones
     now: datetime
-    is_store_away: bool = False  # known of a pop alone: stored images could not be read for the worker
+    # Known of a pop alone: stored images could not be read for the worker.
+    is_store_away: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,19 +144,29 @@ class TextWorker(Worker):
     nonconformant_replies: Mapped[int] = mapped_column(Integer, default=0)
 
     def is_check_in_due(self, now: datetime) -> bool:
-        """Whether this pop rewrites the row: not within 30 s of the last, but always in the first 30 s of life."""
+        """Whether this pop rewrites the row: not within 30 s of the last, but always in the first
+        30 s of life.
+        """
         if (now - self.created).total_seconds() <= CHECK_IN_SECONDS:
             return True
         return (now - self.last_check_in).total_seconds() >= CHECK_IN_SECONDS
 
     def check_in(
-        self, *, now: datetime, ipaddr: str, bridge_agent: str, threads: int, nsfw: bool, limits: tuple[int, int]
+        self,
+        *,
+        now: datetime,
+        ipaddr: str,
+        bridge_agent: str,
+        threads: int,
+        nsfw: bool,
+        limits: tuple[int, int],
     ) -> CheckIn:
-        """Take what a pop says of the worker: the columns to write, and whether the uptime earns a reward.
+        """Take what a pop says of the worker: the columns to write, and whether the uptime earns a
+        reward.
 
-        The copy at hand is changed along, so that this pop is judged by what it said. The caller writes the columns
-        only if the row still has the `last_check_in` that was read: of two pops at once, one counts the uptime.
-        `limits` is the text max_length and max_context_length.
+        The copy at hand is changed along, so that this pop is judged by what it said. The caller
+        writes the columns only if the row still has the `last_check_in` that was read: of two pops
+        at once, one counts the uptime. `limits` is the text max_length and max_context_length.
         """
         uptime, last_reward_uptime, is_rewarded = self._count_uptime(now)
         columns: dict[str, Any] = {
@@ -167,7 +185,9 @@ class TextWorker(Worker):
         return CheckIn(columns=columns, is_rewarded=is_rewarded)
 
     def _count_uptime(self, now: datetime) -> tuple[int, int, bool]:
-        """(uptime, uptime at the last reward, whether one is due); an interrupted interval starts again."""
+        """(uptime, uptime at the last reward, whether one is due); an interrupted interval starts
+        again.
+        """
         if not is_online(self.last_check_in, now) or self.paused or self.maintenance:
             return self.uptime, self.uptime, False
         uptime = self.uptime + max(0, int((now - self.last_check_in).total_seconds()))
@@ -175,7 +195,8 @@ class TextWorker(Worker):
         return uptime, uptime if is_rewarded else self.last_reward_uptime, is_rewarded
 
     def take_chat_declaration(self, declaration: ChatDeclaration | None) -> dict[str, Any]:
-        """Take what the pop declares, None withdrawing it all; the columns that change, none for a worker that repeats itself.
+        """Take what the pop declares, None withdrawing it all; the columns that change, none for a
+        worker that repeats itself.
 
         The copy at hand is changed along.
         """
@@ -186,7 +207,9 @@ class TextWorker(Worker):
         return changed
 
     def chat_refusal_reason(self, request: TextRequestFacts) -> ChatRefusal | None:
-        """Why the declaration of the latest pop does not cover a chat request; None when it does."""
+        """Why the declaration of the latest pop does not cover a chat request; None when it
+        does.
+        """
         if not self.accepts_chat_jobs:
             return ChatRefusal(reason=SkipReason.KIND)
         if self.chat_model_id not in request.models:
@@ -201,7 +224,9 @@ class TextWorker(Worker):
         exceeded = self._exceeded_chat_limits(request)
         if missing:
             return ChatRefusal(
-                reason=SkipReason.DECLARATION, missing_declarations=tuple(sorted(missing)), exceeded_limits=exceeded
+                reason=SkipReason.DECLARATION,
+                missing_declarations=tuple(sorted(missing)),
+                exceeded_limits=exceeded,
             )
         if exceeded:
             return ChatRefusal(reason=SkipReason(exceeded[0]), exceeded_limits=exceeded)
@@ -214,14 +239,21 @@ class TextWorker(Worker):
         if request.max_length > (self.chat_max_length or 0):
             exceeded.append(ChatLimitField.MAX_LENGTH.value)
         cap = self.chat_tools_max_temperature
-        if request.tools_temperature is not None and cap is not None and request.tools_temperature > cap:
+        if (
+            request.tools_temperature is not None
+            and cap is not None
+            and request.tools_temperature > cap
+        ):
             exceeded.append(ChatLimitField.TOOLS_MAX_TEMPERATURE.value)
         return tuple(exceeded)
 
-    def can_generate_with_eligibility_inputs(self, request: TextRequestFacts, inputs: EligibilityInputs) -> ChatRefusal | None:
+    def can_generate_with_eligibility_inputs(
+        self, request: TextRequestFacts, inputs: EligibilityInputs
+    ) -> ChatRefusal | None:
         """Why this worker may not serve the request now; None when it may.
 
-        The checks stand in the order in which the API counts them. A worker in maintenance serves its own owner.
+        The checks stand in the order in which the API counts them. A worker in maintenance serves
+        its own owner.
         """
         reason = self._common_refusal(request, inputs)
         if reason is None and not request.is_chat:
@@ -230,7 +262,9 @@ class TextWorker(Worker):
             return ChatRefusal(reason=reason)
         return self._chat_refusal(request, inputs) if request.is_chat else None
 
-    def _common_refusal(self, request: TextRequestFacts, inputs: EligibilityInputs) -> SkipReason | None:
+    def _common_refusal(
+        self, request: TextRequestFacts, inputs: EligibilityInputs
+    ) -> SkipReason | None:
         if (self.maintenance or self.paused) and request.user_id != self.user_id:
             return SkipReason.MAINTENANCE
         if not is_online(self.last_check_in, inputs.now):
@@ -241,13 +275,17 @@ class TextWorker(Worker):
             return SkipReason.UNTRUSTED
         if request.worker_ids and (self.id in request.worker_ids) == request.worker_blacklist:
             return SkipReason.WORKER_ID
-        if request.validated_backends and not is_backend_validated(self.bridge_agent, inputs.validated_backends):
+        if request.validated_backends and not is_backend_validated(
+            self.bridge_agent, inputs.validated_backends
+        ):
             return SkipReason.BRIDGE_VERSION
         if not request.slow_workers and self.speed < inputs.minimum_speed:
             return SkipReason.SLOW
         return None
 
-    def _text_refusal(self, request: TextRequestFacts, inputs: EligibilityInputs) -> SkipReason | None:
+    def _text_refusal(
+        self, request: TextRequestFacts, inputs: EligibilityInputs
+    ) -> SkipReason | None:
         if not self.accepts_prompt_jobs:
             return SkipReason.KIND
         if request.max_context_length > self.max_context_length:
@@ -258,12 +296,19 @@ class TextWorker(Worker):
             return SkipReason.MODELS
         return None
 
-    def _chat_refusal(self, request: TextRequestFacts, inputs: EligibilityInputs) -> ChatRefusal | None:
+    def _chat_refusal(
+        self, request: TextRequestFacts, inputs: EligibilityInputs
+    ) -> ChatRefusal | None:
         refusal = self.chat_refusal_reason(request)
         if refusal is not None:
             return refusal
-        if inputs.is_store_away and request.has_images and ChatImageTransport.URL.value not in (self.image_transports or ()):
-            return ChatRefusal(reason=SkipReason.STORE_AWAY)  # it would be given back, and end the request after three times
+        if (
+            inputs.is_store_away
+            and request.has_images
+            and ChatImageTransport.URL.value not in (self.image_transports or ())
+        ):
+            # It would be given back, and end the request after three times.
+            return ChatRefusal(reason=SkipReason.STORE_AWAY)
         if request.max_length > get_text_worker_lease_capacity(self.speed):
             return ChatRefusal(reason=SkipReason.LEASE_SPEED)
         return None
@@ -272,7 +317,10 @@ class TextWorker(Worker):
         """The declaration as worker details show it; None when the worker takes no chat jobs."""
         if not self.accepts_chat_jobs:
             return None
-        limits: dict[str, Any] = {"max_context_length": self.chat_max_context_length, "max_length": self.chat_max_length}
+        limits: dict[str, Any] = {
+            "max_context_length": self.chat_max_context_length,
+            "max_length": self.chat_max_length,
+        }
         if self.chat_tools_max_temperature is not None:
             limits["tools_max_temperature"] = self.chat_tools_max_temperature
         return {
@@ -308,22 +356,32 @@ def _declaration_columns(declaration: ChatDeclaration | None) -> dict[str, Any]:
 
 
 def get_effective_text_worker_speed(speed: float) -> float:
-    """Tokens per second to reckon with: a worker without samples stores the baseline and counts as 10."""
+    """Tokens per second to reckon with: a worker without samples stores the baseline and counts as
+    10.
+    """
     return UNMEASURED_TEXT_WORKER_TOKENS_PER_SECOND if speed == SPEED_BASELINE else speed
 
 
 def get_text_worker_lease_capacity(speed: float) -> float:
-    """Tokens a worker of this stored speed finishes within the base lease, after preparing the job."""
-    return get_effective_text_worker_speed(speed) * (TEXT_JOB_LEASE_SECONDS - TEXT_JOB_PREPARATION_SECONDS)
+    """Tokens a worker of this stored speed finishes within the base lease, after preparing the
+    job.
+    """
+    return get_effective_text_worker_speed(speed) * (
+        TEXT_JOB_LEASE_SECONDS - TEXT_JOB_PREPARATION_SECONDS
+    )
 
 
 def worker_may_be_speed_gated(speed: float, max_length: int) -> bool:
-    """Whether the speed gate offers a worker less output than the length it declares; only a measured speed counts."""
+    """Whether the speed gate offers a worker less output than the length it declares; only a
+    measured speed counts.
+    """
     return speed != SPEED_BASELINE and get_text_worker_lease_capacity(speed) < max_length
 
 
 def get_minimum_text_speed(multiplier: float | None) -> float:
-    """Tokens per second below which a worker of a model counts as slow; None is a worker that offers no model."""
+    """Tokens per second below which a worker of a model counts as slow; None is a worker that
+    offers no model.
+    """
     if multiplier is None:
         return 3.0
     if multiplier >= 20:

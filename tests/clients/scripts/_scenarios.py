@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""What the scripts share. They run where only a client is installed, and print what they saw as one JSON object."""
+"""What the scripts share. They run where only a client is installed, and print what they saw as one
+JSON object.
+"""
 
 import json
 import os
@@ -9,10 +11,19 @@ from collections.abc import Callable
 URL, KEY, MODEL = os.environ["HORDE_URL"], os.environ["HORDE_KEY"], os.environ["HORDE_MODEL"]
 WRONG_KEY = "no-such-key-no-such-ke"
 
-PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": False}
+PARAMETERS = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
 TOOL = {
     "type": "function",
-    "function": {"name": "get_weather", "description": "The weather of a city.", "parameters": PARAMETERS},
+    "function": {
+        "name": "get_weather",
+        "description": "The weather of a city.",
+        "parameters": PARAMETERS,
+    },
 }
 
 
@@ -28,5 +39,8 @@ def run(*scenarios: Callable[[], object]) -> None:
         try:
             seen[scenario.__name__] = scenario()
         except Exception as error:  # noqa: BLE001  whatever a library raises is what is seen
-            seen[scenario.__name__] = {"raised": type(error).__name__, "traceback": traceback.format_exc()[-3000:]}
+            seen[scenario.__name__] = {
+                "raised": type(error).__name__,
+                "traceback": traceback.format_exc()[-3000:],
+            }
     print(json.dumps(seen))

@@ -18,29 +18,41 @@ def build_client(mode, key=KEY):
 
 def structured():
     client = build_client(instructor.Mode.JSON_SCHEMA)
-    return client.chat.completions.create(model=MODEL, messages=ask("Who?"), response_model=Person).model_dump()
+    return client.chat.completions.create(
+        model=MODEL, messages=ask("Who?"), response_model=Person
+    ).model_dump()
 
 
 def structured_by_a_call():
     client = build_client(instructor.Mode.TOOLS)
-    return client.chat.completions.create(model=MODEL, messages=ask("Who?"), response_model=Person).model_dump()
+    return client.chat.completions.create(
+        model=MODEL, messages=ask("Who?"), response_model=Person
+    ).model_dump()
 
 
 def structured_by_an_object():
     client = build_client(instructor.Mode.JSON)
-    return client.chat.completions.create(model=MODEL, messages=ask("Who?"), response_model=Person).model_dump()
+    return client.chat.completions.create(
+        model=MODEL, messages=ask("Who?"), response_model=Person
+    ).model_dump()
 
 
 def stream():
     client = build_client(instructor.Mode.JSON_SCHEMA)
-    partial = list(client.chat.completions.create_partial(model=MODEL, messages=ask("Who?"), response_model=Person))
+    partial = list(
+        client.chat.completions.create_partial(
+            model=MODEL, messages=ask("Who?"), response_model=Person
+        )
+    )
     return partial[-1].model_dump()
 
 
 def errors():
     client = build_client(instructor.Mode.TOOLS, WRONG_KEY)
     try:
-        client.chat.completions.create(model=MODEL, messages=ask("Who?"), response_model=Person, max_retries=0)
+        client.chat.completions.create(
+            model=MODEL, messages=ask("Who?"), response_model=Person, max_retries=0
+        )
     except Exception as error:  # noqa: BLE001  whatever a library raises is what is seen
         return {"mentions_the_key": "key" in str(error).lower()}
     return "nothing was raised"

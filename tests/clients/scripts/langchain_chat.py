@@ -53,7 +53,11 @@ def tools():
     first = bound.invoke(messages)
     call = first.tool_calls[0]
     messages += [first, ToolMessage(get_weather.invoke(call["args"]), tool_call_id=call["id"])]
-    return {"name": call["name"], "arguments": call["args"], "content": bound.invoke(messages).content}
+    return {
+        "name": call["name"],
+        "arguments": call["args"],
+        "content": bound.invoke(messages).content,
+    }
 
 
 def structured():
@@ -61,7 +65,9 @@ def structured():
 
 
 def structured_by_a_call():
-    return model.with_structured_output(Person, method="function_calling").invoke("Who?").model_dump()
+    return (
+        model.with_structured_output(Person, method="function_calling").invoke("Who?").model_dump()
+    )
 
 
 def errors():

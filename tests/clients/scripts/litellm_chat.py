@@ -27,13 +27,22 @@ def chat():
 
 
 def asynchronous():
-    options = {"model": f"openai/{MODEL}", "api_base": URL, "api_key": KEY, "messages": ask("The sky?")}
+    options = {
+        "model": f"openai/{MODEL}",
+        "api_base": URL,
+        "api_key": KEY,
+        "messages": ask("The sky?"),
+    }
     return {"content": asyncio.run(litellm.acompletion(**options)).choices[0].message.content}
 
 
 def stream():
     chunks = list(complete("The sky?", stream=True, stream_options={"include_usage": True}))
-    pieces = [chunk.choices[0].delta.content for chunk in chunks if chunk.choices and chunk.choices[0].delta.content]
+    pieces = [
+        chunk.choices[0].delta.content
+        for chunk in chunks
+        if chunk.choices and chunk.choices[0].delta.content
+    ]
     usage = [chunk.usage for chunk in chunks if getattr(chunk, "usage", None)][-1]
     return {"content": "".join(pieces), "pieces": len(pieces), "tokens": usage.total_tokens}
 
@@ -42,13 +51,22 @@ def tools():
     messages = ask("What is the weather in Paris?")
     first = complete("", messages=messages, tools=[TOOL]).choices[0].message
     call = first.tool_calls[0]
-    messages += [first, {"role": "tool", "tool_call_id": call.id, "name": call.function.name, "content": "21"}]
+    messages += [
+        first,
+        {"role": "tool", "tool_call_id": call.id, "name": call.function.name, "content": "21"},
+    ]
     second = complete("", messages=messages, tools=[TOOL]).choices[0].message
-    return {"name": call.function.name, "arguments": json.loads(call.function.arguments), "content": second.content}
+    return {
+        "name": call.function.name,
+        "arguments": json.loads(call.function.arguments),
+        "content": second.content,
+    }
 
 
 def structured():
-    return Person.model_validate_json(complete("Who?", response_format=Person).choices[0].message.content).model_dump()
+    return Person.model_validate_json(
+        complete("Who?", response_format=Person).choices[0].message.content
+    ).model_dump()
 
 
 def reasoning():

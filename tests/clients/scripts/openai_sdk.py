@@ -19,7 +19,9 @@ class Person(BaseModel):
 
 
 def chat():
-    reply = client.chat.completions.create(model=MODEL, messages=ask("What is the sky like?"), max_tokens=64, temperature=0)
+    reply = client.chat.completions.create(
+        model=MODEL, messages=ask("What is the sky like?"), max_tokens=64, temperature=0
+    )
     choice = reply.choices[0]
     return {
         "content": choice.message.content,
@@ -34,7 +36,9 @@ def chat():
 def asynchronous():
     async def go():
         async with AsyncOpenAI(base_url=URL, api_key=KEY) as asynchronous_client:
-            stream = await asynchronous_client.chat.completions.create(model=MODEL, messages=ask("The sky?"), stream=True)
+            stream = await asynchronous_client.chat.completions.create(
+                model=MODEL, messages=ask("The sky?"), stream=True
+            )
             return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
 
     return {"content": asyncio.run(go())}
@@ -42,7 +46,11 @@ def asynchronous():
 
 def stream():
     options = {"include_usage": True}
-    chunks = list(client.chat.completions.create(model=MODEL, messages=ask("The sky?"), stream=True, stream_options=options))
+    chunks = list(
+        client.chat.completions.create(
+            model=MODEL, messages=ask("The sky?"), stream=True, stream_options=options
+        )
+    )
     told = [chunk.choices[0] for chunk in chunks if chunk.choices]
     return {
         "content": "".join(choice.delta.content or "" for choice in told),
@@ -60,9 +68,20 @@ def stream_helper():
 
 
 def stream_of_a_call():
-    chunks = client.chat.completions.create(model=MODEL, messages=ask("Weather?"), tools=[TOOL], stream=True)
-    calls = [call for chunk in chunks for choice in chunk.choices for call in choice.delta.tool_calls or []]
-    return {"calls": [[call.index, call.function.name, json.loads(call.function.arguments)] for call in calls]}
+    chunks = client.chat.completions.create(
+        model=MODEL, messages=ask("Weather?"), tools=[TOOL], stream=True
+    )
+    calls = [
+        call
+        for chunk in chunks
+        for choice in chunk.choices
+        for call in choice.delta.tool_calls or []
+    ]
+    return {
+        "calls": [
+            [call.index, call.function.name, json.loads(call.function.arguments)] for call in calls
+        ]
+    }
 
 
 def tools():
@@ -72,7 +91,12 @@ def tools():
     messages += [first.message, {"role": "tool", "tool_call_id": call.id, "content": "21"}]
     second = client.chat.completions.create(model=MODEL, messages=messages, tools=[TOOL]).choices[0]
     arguments = json.loads(call.function.arguments)
-    return {"finish": first.finish_reason, "name": call.function.name, "arguments": arguments, "content": second.message.content}
+    return {
+        "finish": first.finish_reason,
+        "name": call.function.name,
+        "arguments": arguments,
+        "content": second.message.content,
+    }
 
 
 def structured():
@@ -81,7 +105,11 @@ def structured():
 
 
 def reasoning():
-    message = client.chat.completions.create(model=MODEL, messages=ask("reason"), reasoning_effort="low").choices[0].message
+    message = (
+        client.chat.completions.create(model=MODEL, messages=ask("reason"), reasoning_effort="low")
+        .choices[0]
+        .message
+    )
     return {"content": message.content, "reasoning": message.reasoning_content}
 
 
@@ -93,7 +121,9 @@ def models():
 def count_attempts(kind, **changes):
     """Which exception, with what, after how many requests."""
     attempts = []
-    http = openai.DefaultHttpxClient(event_hooks={"request": [lambda request: attempts.append(request.url)]})
+    http = openai.DefaultHttpxClient(
+        event_hooks={"request": [lambda request: attempts.append(request.url)]}
+    )
     options = {"base_url": URL, "api_key": KEY, "http_client": http}
     options |= {name: changes.pop(name) for name in ("api_key",) if name in changes}
     body = {"model": MODEL, "messages": ask("The sky?")} | changes
@@ -122,7 +152,9 @@ def error_in_a_stream():
 
 
 def anonymous():
-    reply = OpenAI(base_url=URL, api_key="0000000000").chat.completions.create(model=MODEL, messages=ask("The sky?"))
+    reply = OpenAI(base_url=URL, api_key="0000000000").chat.completions.create(
+        model=MODEL, messages=ask("The sky?")
+    )
     return {"content": reply.choices[0].message.content}
 
 
@@ -132,10 +164,23 @@ def cancel():
         if chunk.choices[0].delta.content:
             break
     stream.close()
-    return {"request_id": stream.response.headers["x-horde-request-id"], "content": chunk.choices[0].delta.content}
+    return {
+        "request_id": stream.response.headers["x-horde-request-id"],
+        "content": chunk.choices[0].delta.content,
+    }
 
 
 if __name__ == "__main__":
-    scenarios = (chat, asynchronous, stream, stream_helper, stream_of_a_call, tools, structured, reasoning, models)
+    scenarios = (
+        chat,
+        asynchronous,
+        stream,
+        stream_helper,
+        stream_of_a_call,
+        tools,
+        structured,
+        reasoning,
+        models,
+    )
     run(*scenarios, errors, error_in_a_stream, anonymous, cancel)
     print(f"openai {openai.__version__}", file=sys.stderr)

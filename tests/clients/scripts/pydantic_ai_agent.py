@@ -17,7 +17,9 @@ class Person(BaseModel):
 
 
 def build_agent(key=KEY, **options):
-    return Agent(OpenAIChatModel(MODEL, provider=OpenAIProvider(base_url=URL, api_key=key)), **options)
+    return Agent(
+        OpenAIChatModel(MODEL, provider=OpenAIProvider(base_url=URL, api_key=key)), **options
+    )
 
 
 def chat():

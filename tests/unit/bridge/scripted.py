@@ -16,7 +16,12 @@ from horde.bridge.jobs import Connections, Job, parse_job
 from horde.bridge.probe import ServingPlan, build_serving_plan
 from horde.bridge.progress import PostProgress
 
-API_URL, BACKEND_URL, KEY, MODEL = "http://horde.test/api", "http://backend.test/v1", "owner-key", "tiny"
+API_URL, BACKEND_URL, KEY, MODEL = (
+    "http://horde.test/api",
+    "http://backend.test/v1",
+    "owner-key",
+    "tiny",
+)
 
 Answer = httpx.Response | Exception | Callable[[dict[str, Any]], httpx.Response]
 
@@ -47,7 +52,9 @@ def answer(body: object, status: int = 200) -> httpx.Response:
 
 
 class Script:
-    """Answers by path. A list is used up, its last entry stays; each request's body is kept under its path."""
+    """Answers by path. A list is used up, its last entry stays; each request's body is kept under
+    its path.
+    """
 
     def __init__(self, answers: dict[str, Answer | list[Answer]]) -> None:
         self.answers = answers
@@ -72,24 +79,42 @@ class Script:
             raise scripted
         if callable(scripted):
             return scripted(body)
-        return httpx.Response(scripted.status_code, headers=scripted.headers, stream=httpx.ByteStream(scripted.content))
+        return httpx.Response(
+            scripted.status_code,
+            headers=scripted.headers,
+            stream=httpx.ByteStream(scripted.content),
+        )
 
     def bodies(self, path: str) -> list[dict[str, Any]]:
         return [body for asked, body in self.requests if asked == path]
 
 
-def completion(content: str | None = "Blue.", finish_reason: str = "stop", **message: object) -> httpx.Response:
+def completion(
+    content: str | None = "Blue.", finish_reason: str = "stop", **message: object
+) -> httpx.Response:
     return answer(
         {
-            "choices": [{"finish_reason": finish_reason, "message": {"role": "assistant", "content": content, **message}}],
+            "choices": [
+                {
+                    "finish_reason": finish_reason,
+                    "message": {"role": "assistant", "content": content, **message},
+                }
+            ],
             "usage": {"prompt_tokens": 21, "completion_tokens": 3, "total_tokens": 24},
         }
     )
 
 
 def llama_script(**answers: Answer | list[Answer]) -> Script:
-    """A llama.cpp with tools, 2048 tokens of context and 10-token prompts; ``chat=`` and the like replace its answers."""
-    paths = {"chat": "/v1/chat/completions", "complete": "/v1/completions", "tokenize": "/tokenize", "models": "/v1/models"}
+    """A llama.cpp with tools, 2048 tokens of context and 10-token prompts; ``chat=`` and the like
+    replace its answers.
+    """
+    paths = {
+        "chat": "/v1/chat/completions",
+        "complete": "/v1/completions",
+        "tokenize": "/tokenize",
+        "models": "/v1/models",
+    }
     script: dict[str, Answer | list[Answer]] = {
         "/v1/models": answer(LLAMA_MODELS),
         "/props": answer(LLAMA_PROPS),
@@ -124,7 +149,9 @@ def build_inputs(script: Script | None = None) -> InputFetcher:
     return InputFetcher((script or Script({})).transport)
 
 
-def build_connections(script: Script, inputs: Script | None = None, post_progress: PostProgress | None = None) -> Connections:
+def build_connections(
+    script: Script, inputs: Script | None = None, post_progress: PostProgress | None = None
+) -> Connections:
     """To a scripted backend; nothing may be posted unless ``post_progress`` takes it."""
     return Connections(
         backend=build_backend(script),
@@ -140,19 +167,57 @@ def build_plan(script: Script | None = None, **changes: Any) -> ServingPlan:
 def chat_answer(**payload: Any) -> dict[str, Any]:
     """What the horde answers a pop with when it has a chat job."""
     neutral = {"temperature": 1.0, "top_p": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
-    neutral |= {"rep_pen": 1.0, "top_k": 0, "min_p": 0.0, "n": 1, "max_length": 64, "max_context_length": 1024}
+    neutral |= {
+        "rep_pen": 1.0,
+        "top_k": 0,
+        "min_p": 0.0,
+        "n": 1,
+        "max_length": 64,
+        "max_context_length": 1024,
+    }
     messages = [{"role": "user", "content": "Name one colour."}]
-    body = {"id": "job-1", "ids": ["job-1"], "model": MODEL, "ttl": 150, "messages": [], "skipped": {}, "chat": True}
+    body = {
+        "id": "job-1",
+        "ids": ["job-1"],
+        "model": MODEL,
+        "ttl": 150,
+        "messages": [],
+        "skipped": {},
+        "chat": True,
+    }
     return body | {"payload": {"messages": messages, **neutral, **payload}}
 
 
 def text_answer(**payload: Any) -> dict[str, Any]:
     """What the horde answers a pop with when it has a text job."""
-    body = {"id": "job-2", "ids": ["job-2"], "model": MODEL, "ttl": 150, "messages": [], "skipped": {}}
-    return body | {"payload": {"prompt": "Once", "max_length": 32, "max_context_length": 1024, "n": 1, **payload}}
+    body = {
+        "id": "job-2",
+        "ids": ["job-2"],
+        "model": MODEL,
+        "ttl": 150,
+        "messages": [],
+        "skipped": {},
+    }
+    return body | {
+        "payload": {
+            "prompt": "Once",
+            "max_length": 32,
+            "max_context_length": 1024,
+            "n": 1,
+            **payload,
+        }
+    }
 
 
-NO_JOB = {"id": None, "ids": [], "payload": {}, "skipped": {}, "model": None, "messages": [], "ttl": None}
+NO_JOB = {
+    "id": None,
+    "ids": [],
+    "payload": {},
+    "skipped": {},
+    "model": None,
+    "messages": [],
+    "ttl": None,
+}
 
 
 def build_job(body: dict[str, Any], plan: ServingPlan) -> Job:

@@ -79,7 +79,10 @@ def test_an_image_is_put_into_its_message(image: bytes, media_type: str) -> None
     messages = image_message(URL, detail="low")
     (message,) = connection.inline_images(messages)
     expected = f"data:{media_type};base64,{base64.b64encode(image).decode()}"
-    assert message["content"][1] == {"type": "image_url", "image_url": {"url": expected, "detail": "low"}}
+    assert message["content"][1] == {
+        "type": "image_url",
+        "image_url": {"url": expected, "detail": "low"},
+    }
     assert message["content"][0] == {"type": "text", "text": "What is it?"}
     assert str(asked[0].url) == URL
     assert messages == image_message(URL, detail="low")
@@ -116,7 +119,9 @@ def test_a_proxy_of_the_environment_is_not_asked(monkeypatch: pytest.MonkeyPatch
         thread.start()
         fetching = InputFetcher()
         try:
-            (message,) = fetching.inline_images(image_message(f"http://127.0.0.1:{store.server_port}/a.jpg"))
+            (message,) = fetching.inline_images(
+                image_message(f"http://127.0.0.1:{store.server_port}/a.jpg")
+            )
         finally:
             fetching.close()
             thread.join()
@@ -141,7 +146,9 @@ def test_all_images_of_a_job_share_one_bound(monkeypatch: pytest.MonkeyPatch) ->
     connection, _ = fetcher(raw(JPEG), raw(JPEG))
     connection.inline_images(image_message(URL, URL))
     connection, _ = fetcher(raw(JPEG), raw(JPEG), raw(JPEG))
-    assert "more than 0 bytes" in refuse(lambda: connection.inline_images(image_message(URL, URL, URL)))
+    assert "more than 0 bytes" in refuse(
+        lambda: connection.inline_images(image_message(URL, URL, URL))
+    )
 
 
 def test_a_body_over_the_bound_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +178,9 @@ def test_what_is_no_image_is_refused_at_once(answer: httpx.Response) -> None:
     assert len(asked) == 1
 
 
-@pytest.mark.parametrize("url", ["file:///etc/passwd", "", "http://", "data:text/plain,x", None, 7, "//store/a"])
+@pytest.mark.parametrize(
+    "url", ["file:///etc/passwd", "", "http://", "data:text/plain,x", None, 7, "//store/a"]
+)
 def test_only_http_addresses_are_fetched(url: Any) -> None:
     connection, asked = fetcher()
     refuse(lambda: connection.inline_images(image_message(url)))
@@ -179,7 +188,9 @@ def test_only_http_addresses_are_fetched(url: Any) -> None:
     assert asked == []
 
 
-@pytest.mark.parametrize("trouble", [httpx.ConnectError("no"), httpx.ReadTimeout("slow"), raw(b"", 503), raw(b"", 429)])
+@pytest.mark.parametrize(
+    "trouble", [httpx.ConnectError("no"), httpx.ReadTimeout("slow"), raw(b"", 503), raw(b"", 429)]
+)
 def test_a_store_in_trouble_is_asked_again(trouble: Any) -> None:
     connection, asked = fetcher(trouble, raw(JPEG))
     connection.inline_images(image_message(URL))
@@ -247,7 +258,9 @@ def test_messages_are_read_as_the_header_says(compresses: bool) -> None:
 
 
 @pytest.mark.parametrize("extra_bytes", [0, 1])
-def test_the_bound_is_of_the_decompressed_messages(extra_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bound_is_of_the_decompressed_messages(
+    extra_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     body = json.dumps(MESSAGES).encode()
     monkeypatch.setattr(inputs, "MAX_MESSAGES_BYTES", len(body) - extra_bytes)
     connection, _ = fetcher(gzipped(gzip.compress(body)))

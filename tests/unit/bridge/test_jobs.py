@@ -22,16 +22,26 @@ from tests.unit.bridge.scripted import (
 )
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
-STRICT = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": {"type": "object", "required": ["a"]}}}
-LOOSE = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object", "required": ["a"]}}}
+STRICT = {
+    "type": "json_schema",
+    "json_schema": {"name": "n", "strict": True, "schema": {"type": "object", "required": ["a"]}},
+}
+LOOSE = {
+    "type": "json_schema",
+    "json_schema": {"name": "n", "schema": {"type": "object", "required": ["a"]}},
+}
 
 
-def serve(body: dict[str, Any], script: Script, store: Script | None = None, **changes: Any) -> dict[str, Any]:
+def serve(
+    body: dict[str, Any], script: Script, store: Script | None = None, **changes: Any
+) -> dict[str, Any]:
     plan = build_plan(llama_script(), **changes)
     return serve_job(parse_job(body, plan), build_connections(script, store), plan)
 
 
-def fault(body: dict[str, Any], script: Script, store: Script | None = None, **changes: Any) -> JobFault:
+def fault(
+    body: dict[str, Any], script: Script, store: Script | None = None, **changes: Any
+) -> JobFault:
     with pytest.raises(JobFault) as caught:
         serve(body, script, store, **changes)
     return caught.value
@@ -108,21 +118,52 @@ def test_a_prompt_that_does_not_fit_is_given_back(
     ("status", "error", "payload", "reason"),
     [
         (400, {"type": "exceed_context_size_error", "n_ctx": 2048}, {}, "prompt_overflow"),
-        (400, {"message": "This model's maximum context length is 2048 tokens"}, {}, "prompt_overflow"),
-        (400, {"message": "JSON schema error at #: unrecognized type foo"}, {"response_format": STRICT}, "unbuildable_grammar"),
-        (500, {"message": "failed to parse grammar"}, {"response_format": LOOSE}, "unbuildable_grammar"),
-        (400, {"message": "JSON schema error"}, {"tools": TOOLS, "tool_choice": "required"}, "unbuildable_grammar"),
+        (
+            400,
+            {"message": "This model's maximum context length is 2048 tokens"},
+            {},
+            "prompt_overflow",
+        ),
+        (
+            400,
+            {"message": "JSON schema error at #: unrecognized type foo"},
+            {"response_format": STRICT},
+            "unbuildable_grammar",
+        ),
+        (
+            500,
+            {"message": "failed to parse grammar"},
+            {"response_format": LOOSE},
+            "unbuildable_grammar",
+        ),
+        (
+            400,
+            {"message": "JSON schema error"},
+            {"tools": TOOLS, "tool_choice": "required"},
+            "unbuildable_grammar",
+        ),
         (500, {"message": "out of memory"}, {"response_format": STRICT}, "generation_error"),
         (400, {"message": "seed must be a number"}, {}, "generation_error"),
     ],
 )
-def test_refusals_of_the_backend_have_their_reasons(status: int, error: object, payload: dict[str, Any], reason: str) -> None:
-    assert fault(chat_answer(**payload), llama_script(chat=answer({"error": error}, status))).reason == reason
+def test_refusals_of_the_backend_have_their_reasons(
+    status: int, error: object, payload: dict[str, Any], reason: str
+) -> None:
+    assert (
+        fault(chat_answer(**payload), llama_script(chat=answer({"error": error}, status))).reason
+        == reason
+    )
 
 
-@pytest.mark.parametrize(("status", "is_trouble"), [(400, False), (401, True), (404, True), (500, True), (503, True)])
-def test_only_a_refusal_about_the_request_leaves_the_backend_trusted(status: int, is_trouble: bool) -> None:
-    assert fault(chat_answer(), llama_script(chat=answer({}, status))).is_backend_trouble is is_trouble
+@pytest.mark.parametrize(
+    ("status", "is_trouble"), [(400, False), (401, True), (404, True), (500, True), (503, True)]
+)
+def test_only_a_refusal_about_the_request_leaves_the_backend_trusted(
+    status: int, is_trouble: bool
+) -> None:
+    assert (
+        fault(chat_answer(), llama_script(chat=answer({}, status))).is_backend_trouble is is_trouble
+    )
 
 
 def test_a_lost_backend_is_not_a_fault_of_the_job() -> None:
@@ -133,14 +174,23 @@ def test_a_lost_backend_is_not_a_fault_of_the_job() -> None:
 @pytest.mark.parametrize(
     ("payload", "named"),
     [
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "vision"),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
+                ]
+            },
+            "vision",
+        ),
         ({"tools": TOOLS, "response_format": LOOSE}, "tools_with_response_format"),
         ({"reasoning_effort": "low"}, "reasoning_effort"),
         ({"tools": TOOLS, "temperature": 1.5}, "tools_max_temperature"),
         ({"tool_choice": "sometimes", "tools": TOOLS}, "unreadable"),
     ],
 )
-def test_a_job_outside_the_declaration_is_given_back_before_it_runs(payload: dict[str, Any], named: str) -> None:
+def test_a_job_outside_the_declaration_is_given_back_before_it_runs(
+    payload: dict[str, Any], named: str
+) -> None:
     script = llama_script()
     given_back = fault(chat_answer(**payload), script, tools_max_temperature=1.0)
     assert (given_back.reason, named in given_back.detail) == ("generation_error", True)
@@ -177,7 +227,11 @@ def test_an_image_that_cannot_be_had_gives_the_job_back_without_a_reason() -> No
     given_back = fault(body, script, Script({}), **VISION)
     assert (given_back.reason, given_back.is_backend_trouble) == (None, False)
     assert "secret" not in f"{given_back} {given_back.detail}"
-    assert parse_job(body, build_plan()).build_fault(given_back.reason) == {"id": "job-1", "state": "faulted", "model_id": "tiny"}
+    assert parse_job(body, build_plan()).build_fault(given_back.reason) == {
+        "id": "job-1",
+        "state": "faulted",
+        "model_id": "tiny",
+    }
     assert not script.bodies(CHAT)
 
 
@@ -200,24 +254,38 @@ def test_an_undeclared_guarantee_does_not_stop_a_job_since_nobody_may_have_asked
 
 
 def test_a_forced_call_is_asked_for_as_json_and_becomes_a_call() -> None:
-    script = llama_script(chat=completion('{"name": "lookup_weather", "arguments": {"city": "Oslo"}}'))
+    script = llama_script(
+        chat=completion('{"name": "lookup_weather", "arguments": {"city": "Oslo"}}')
+    )
     reply = serve(chat_answer(tools=TOOLS, tool_choice="required"), script)
     (sent,) = script.bodies(CHAT)
-    assert (sent["tools"], sent["tool_choice"], sent["response_format"]["type"]) == (TOOLS, "none", "json_schema")
+    assert (sent["tools"], sent["tool_choice"], sent["response_format"]["type"]) == (
+        TOOLS,
+        "none",
+        "json_schema",
+    )
     (call,) = reply["message"]["tool_calls"]
-    assert (call["type"], call["function"]) == ("function", {"name": "lookup_weather", "arguments": '{"city": "Oslo"}'})
+    assert (call["type"], call["function"]) == (
+        "function",
+        {"name": "lookup_weather", "arguments": '{"city": "Oslo"}'},
+    )
     assert (reply["message"]["content"], reply["finish_reason"]) == (None, "tool_calls")
 
 
 def test_a_forced_call_cut_at_its_length_keeps_what_it_has() -> None:
-    script = llama_script(chat=completion('{"name":"lookup_weather","arguments":{"city":"Os', "length"))
+    script = llama_script(
+        chat=completion('{"name":"lookup_weather","arguments":{"city":"Os', "length")
+    )
     reply = serve(chat_answer(tools=TOOLS, tool_choice="required"), script)
     assert reply["message"]["tool_calls"][0]["function"]["arguments"] == '{"city":"Os'
     assert reply["finish_reason"] == "length"
 
 
 def test_prose_where_a_call_is_required_is_a_violation() -> None:
-    assert fault(chat_answer(tools=TOOLS, tool_choice="required"), llama_script()).reason == "tool_violation"
+    assert (
+        fault(chat_answer(tools=TOOLS, tool_choice="required"), llama_script()).reason
+        == "tool_violation"
+    )
 
 
 def test_a_call_to_a_function_that_was_not_offered_is_a_violation() -> None:
@@ -227,7 +295,10 @@ def test_a_call_to_a_function_that_was_not_offered_is_a_violation() -> None:
 
 
 def test_one_call_is_kept_when_parallel_calls_are_off() -> None:
-    calls = [{"id": name, "type": "function", "function": {"name": "now", "arguments": "{}"}} for name in "ab"]
+    calls = [
+        {"id": name, "type": "function", "function": {"name": "now", "arguments": "{}"}}
+        for name in "ab"
+    ]
     script = llama_script(chat=completion(None, "tool_calls", tool_calls=calls))
     reply = serve(chat_answer(tools=TOOLS, parallel_tool_calls=False), script)
     assert [call["id"] for call in reply["message"]["tool_calls"]] == ["a"]
@@ -243,22 +314,35 @@ def test_one_call_is_kept_when_parallel_calls_are_off() -> None:
         (LOOSE, '{"b": 1}', "stop", True),
     ],
 )
-def test_a_strict_schema_is_checked_on_the_reply(response_format: Any, content: str, finish_reason: str, is_served: bool) -> None:
+def test_a_strict_schema_is_checked_on_the_reply(
+    response_format: Any, content: str, finish_reason: str, is_served: bool
+) -> None:
     script = llama_script(chat=completion(content, finish_reason))
     if is_served:
-        assert serve(chat_answer(response_format=response_format), script)["message"]["content"] == content
+        assert (
+            serve(chat_answer(response_format=response_format), script)["message"]["content"]
+            == content
+        )
     else:
-        assert fault(chat_answer(response_format=response_format), script).reason == "unbuildable_grammar"
+        assert (
+            fault(chat_answer(response_format=response_format), script).reason
+            == "unbuildable_grammar"
+        )
 
 
-@pytest.mark.parametrize("broken", [{}, {"choices": []}, {"choices": [{}]}, {"choices": [{"message": None}]}, {"choices": "x"}])
+@pytest.mark.parametrize(
+    "broken",
+    [{}, {"choices": []}, {"choices": [{}]}, {"choices": [{"message": None}]}, {"choices": "x"}],
+)
 def test_an_answer_without_a_message_is_a_generation_error(broken: dict[str, Any]) -> None:
     assert fault(chat_answer(), llama_script(chat=answer(broken))).reason == "generation_error"
 
 
 def test_a_text_job_is_continued() -> None:
     script = llama_script()
-    body = text_answer(temperature=0.7, rep_pen=1.1, rep_pen_range=64, stop_sequence=["###"], singleline=True)
+    body = text_answer(
+        temperature=0.7, rep_pen=1.1, rep_pen_range=64, stop_sequence=["###"], singleline=True
+    )
     assert serve(body, script) == {"id": "job-2", "generation": " and then", "state": "ok"}
     (sent,) = script.bodies(COMPLETE)
     assert sent == {
@@ -302,11 +386,17 @@ def test_the_forms_of_a_fault() -> None:
         "model_id": "tiny",
         "fault_reason": "generation_error",
     }
-    assert parse_job(text_answer(), plan).build_fault(reason) == {"id": "job-2", "state": "faulted", "generation": "faulted"}
+    assert parse_job(text_answer(), plan).build_fault(reason) == {
+        "id": "job-2",
+        "state": "faulted",
+        "generation": "faulted",
+    }
 
 
 def test_half_a_character_does_not_break_the_submit() -> None:
-    raw = httpx.Response(200, content=b'{"choices":[{"message":{"content":"a\\ud83d"},"finish_reason":"length"}]}')
+    raw = httpx.Response(
+        200, content=b'{"choices":[{"message":{"content":"a\\ud83d"},"finish_reason":"length"}]}'
+    )
     reply = serve(chat_answer(), llama_script(chat=raw))
     assert reply["message"]["content"] == "a�"
     json.dumps(reply, ensure_ascii=False).encode()

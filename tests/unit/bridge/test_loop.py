@@ -41,9 +41,16 @@ def horde_script(*pops: Any, submits: Any = None) -> Script:
     return Script({POP: [*pops, answer(NO_JOB)], SUBMIT: submits or answer(REWARD)})
 
 
-def run_until(done: Callable[[], bool], horde: Script, backend: Script | None = None, **changes: Any) -> int:
+def run_until(
+    done: Callable[[], bool], horde: Script, backend: Script | None = None, **changes: Any
+) -> int:
     """Run a bridge until ``done``, stop it, and return its exit code."""
-    bridge = Bridge(build_config(**changes), build_horde(horde), build_backend(backend or llama_script()), build_inputs())
+    bridge = Bridge(
+        build_config(**changes),
+        build_horde(horde),
+        build_backend(backend or llama_script()),
+        build_inputs(),
+    )
     codes: list[int] = []
     runner = threading.Thread(target=lambda: codes.append(bridge.run()))
     runner.start()
@@ -60,14 +67,22 @@ def submitted(horde: Script, count: int = 1) -> Callable[[], bool]:
     return lambda: len(horde.bodies(SUBMIT)) >= count
 
 
-@pytest.mark.parametrize(("empty_pops", "seconds"), [(1, 1.0), (9, 1.0), (10, 2.0), (24, 2.0), (25, 3.0), (900, 3.0)])
-def test_an_idle_worker_slows_down(empty_pops: int, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("empty_pops", "seconds"), [(1, 1.0), (9, 1.0), (10, 2.0), (24, 2.0), (25, 3.0), (900, 3.0)]
+)
+def test_an_idle_worker_slows_down(
+    empty_pops: int, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.undo()
     assert compute_idle_seconds(empty_pops) == seconds
 
 
-@pytest.mark.parametrize(("failures", "seconds"), [(1, 1.0), (2, 2.0), (4, 8.0), (7, 60.0), (5000, 60.0)])
-def test_failures_are_waited_out_exponentially(failures: int, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("failures", "seconds"), [(1, 1.0), (2, 2.0), (4, 8.0), (7, 60.0), (5000, 60.0)]
+)
+def test_failures_are_waited_out_exponentially(
+    failures: int, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.undo()
     assert compute_retry_seconds(failures) == seconds
 
@@ -92,16 +107,32 @@ def test_a_submit_is_repeated_with_the_same_body_until_it_is_answered() -> None:
     assert others == [first] * 3
 
 
-@pytest.mark.parametrize("rc", ["ChatSubmitInvalid", "ChatSubmitNonconformant", "ChatModelMismatch"])
+@pytest.mark.parametrize(
+    "rc", ["ChatSubmitInvalid", "ChatSubmitNonconformant", "ChatModelMismatch"]
+)
 def test_a_refused_reply_is_given_back_as_refused(rc: str) -> None:
-    horde = horde_script(answer(chat_answer()), submits=[answer({"rc": rc, "message": "no"}, 400), answer({"reward": 0})])
+    horde = horde_script(
+        answer(chat_answer()),
+        submits=[answer({"rc": rc, "message": "no"}, 400), answer({"reward": 0})],
+    )
     run_until(submitted(horde, 2), horde)
-    assert horde.bodies(SUBMIT)[1] == {"id": "job-1", "state": "faulted", "model_id": "tiny", "fault_reason": "reply_refused"}
+    assert horde.bodies(SUBMIT)[1] == {
+        "id": "job-1",
+        "state": "faulted",
+        "model_id": "tiny",
+        "fault_reason": "reply_refused",
+    }
 
 
-@pytest.mark.parametrize(("status", "rc"), [(404, "InvalidJobID"), (400, "DuplicateGen"), (400, "AbortedGen")])
+@pytest.mark.parametrize(
+    ("status", "rc"), [(404, "InvalidJobID"), (400, "DuplicateGen"), (400, "AbortedGen")]
+)
 def test_a_settled_job_is_dropped(status: int, rc: str) -> None:
-    horde = horde_script(answer(chat_answer()), answer(text_answer()), submits=[answer({"rc": rc}, status), answer(REWARD)])
+    horde = horde_script(
+        answer(chat_answer()),
+        answer(text_answer()),
+        submits=[answer({"rc": rc}, status), answer(REWARD)],
+    )
     run_until(submitted(horde, 2), horde)
     assert [body["id"] for body in horde.bodies(SUBMIT)] == ["job-1", "job-2"]
 
@@ -123,7 +154,9 @@ def test_a_worker_that_was_never_let_in_ends_with_1() -> None:
 
 
 def test_a_worker_that_was_let_in_waits_out_the_same_refusal() -> None:
-    horde = horde_script(answer(NO_JOB), answer({"rc": "WrongCredentials"}, 403), answer(chat_answer()))
+    horde = horde_script(
+        answer(NO_JOB), answer({"rc": "WrongCredentials"}, 403), answer(chat_answer())
+    )
     assert run_until(submitted(horde), horde) == 0
 
 
@@ -142,7 +175,9 @@ def test_nothing_is_popped_before_the_backend_answers() -> None:
 
 
 def test_a_lost_backend_faults_one_job_and_is_probed_before_the_next() -> None:
-    backend = llama_script(chat=[httpx.ConnectError("gone"), answer({"choices": [{"message": {"content": "x"}}]})])
+    backend = llama_script(
+        chat=[httpx.ConnectError("gone"), answer({"choices": [{"message": {"content": "x"}}]})]
+    )
     horde = horde_script(answer(chat_answer()), answer(chat_answer()))
     run_until(submitted(horde, 2), horde, backend)
     assert [body.get("fault_reason") for body in horde.bodies(SUBMIT)] == ["generation_error", None]
@@ -188,9 +223,13 @@ def test_a_job_that_outlasts_the_grace_period_is_given_back_once() -> None:
 
 
 def test_the_log_holds_neither_key_nor_prompt_nor_reply(caplog: pytest.LogCaptureFixture) -> None:
-    horde = horde_script(answer(chat_answer()), answer(text_answer()), answer(chat_answer(seed="x", tools=[{}])))
+    horde = horde_script(
+        answer(chat_answer()), answer(text_answer()), answer(chat_answer(seed="x", tools=[{}]))
+    )
     with caplog.at_level(logging.DEBUG):
         run_until(submitted(horde, 3), horde)
     logged = " ".join(str(vars(record)) for record in caplog.records)
     assert "horde.bridge.job_done" in logged
-    assert not any(secret in logged for secret in (KEY, "Name one colour", "Blue.", "Once", " and then"))
+    assert not any(
+        secret in logged for secret in (KEY, "Name one colour", "Blue.", "Once", " and then")
+    )

@@ -7,7 +7,14 @@ from horde_sdk.worker.chat_declaration import ChatImageTransport
 
 from horde.bridge.config import BRIDGE_AGENT_NAME
 from horde.bridge.probe import ProbeError
-from tests.unit.bridge.scripted import LLAMA_PROPS, Script, answer, build_config, build_plan, llama_script
+from tests.unit.bridge.scripted import (
+    LLAMA_PROPS,
+    Script,
+    answer,
+    build_config,
+    build_plan,
+    llama_script,
+)
 
 LLAMA_FEATURES = {"seed", "presence_penalty", "frequency_penalty", "json_object", "json_schema"}
 GUARANTEES = {"structured_output_enforced", "prompt_overflow_refused"}
@@ -35,7 +42,11 @@ SEEING = {**LLAMA_PROPS, "modalities": {"vision": True, "audio": False}}
         (SEEING, {}, ["base64", "messages_url", "url"]),
         (SEEING, {"exclude": frozenset({ChatFeature.VISION})}, []),
         (SEEING, {"image_transports": frozenset({ChatImageTransport.BASE64})}, ["base64"]),
-        (LLAMA_PROPS, {"supports": frozenset({ChatFeature.VISION})}, ["base64", "messages_url", "url"]),
+        (
+            LLAMA_PROPS,
+            {"supports": frozenset({ChatFeature.VISION})},
+            ["base64", "messages_url", "url"],
+        ),
     ],
 )
 def test_a_backend_that_sees_declares_vision_and_how_images_may_come(
@@ -50,12 +61,16 @@ def test_a_backend_that_sees_declares_vision_and_how_images_may_come(
 
 def test_a_template_without_tools_declares_none() -> None:
     script = llama_script()
-    script.answers["/props"] = answer({**LLAMA_PROPS, "chat_template_caps": {"supports_tools": False}})
+    script.answers["/props"] = answer(
+        {**LLAMA_PROPS, "chat_template_caps": {"supports_tools": False}}
+    )
     assert declared(build_plan(script)) == LLAMA_FEATURES | GUARANTEES
 
 
 def test_vllm_declares_no_tools_unless_its_operator_says_so() -> None:
-    script = Script({"/v1/models": answer({"data": [{"id": "m", "owned_by": "vllm", "max_model_len": 8192}]})})
+    script = Script(
+        {"/v1/models": answer({"data": [{"id": "m", "owned_by": "vllm", "max_model_len": 8192}]})}
+    )
     assert declared(build_plan(script)) == LLAMA_FEATURES | GUARANTEES
     plan = build_plan(script, supports=frozenset({ChatFeature.TOOLS}))
     assert declared(plan) - LLAMA_FEATURES - GUARANTEES == {"tools"}
@@ -66,7 +81,10 @@ def test_an_unknown_backend_declares_nothing_but_what_its_operator_says() -> Non
     script = Script({"/v1/models": answer({"data": [{"id": "m", "owned_by": "library"}]})})
     assert declared(build_plan(script, max_context_length=4096)) == set()
     supports = frozenset({ChatFeature.SEED, ChatGuarantee.PROMPT_OVERFLOW_REFUSED})
-    assert declared(build_plan(script, max_context_length=4096, supports=supports)) == {"seed", "prompt_overflow_refused"}
+    assert declared(build_plan(script, max_context_length=4096, supports=supports)) == {
+        "seed",
+        "prompt_overflow_refused",
+    }
 
 
 def test_the_operator_withholds() -> None:
@@ -78,10 +96,13 @@ def test_the_operator_withholds() -> None:
     [
         ({"/v1/models": answer({"data": [{"id": "m"}]})}, {}),  # no context length
         ({"/v1/models": answer({"data": []})}, {"max_context_length": 4096}),  # no model
-        ({"/v1/models": answer({"data": [{"id": "m"}]})}, {"max_context_length": 512}),  # no room for a prompt
+        # No room for a prompt.
+        ({"/v1/models": answer({"data": [{"id": "m"}]})}, {"max_context_length": 512}),
     ],
 )
-def test_a_missing_fact_names_the_option_that_supplies_it(answers: dict[str, Any], changes: dict[str, Any]) -> None:
+def test_a_missing_fact_names_the_option_that_supplies_it(
+    answers: dict[str, Any], changes: dict[str, Any]
+) -> None:
     with pytest.raises(ProbeError, match=r"max-context-length|backend-model|max-length"):
         build_plan(Script(answers), **changes)
 
@@ -96,7 +117,11 @@ def test_the_pop_announces_one_model_and_both_limits() -> None:
         512,
         1024,
     )
-    assert body["chat_limits"] == {"max_length": 512, "max_context_length": 1024, "tools_max_temperature": 0.8}
+    assert body["chat_limits"] == {
+        "max_length": 512,
+        "max_context_length": 1024,
+        "tools_max_temperature": 0.8,
+    }
     assert body["bridge_agent"].split(":", 2)[0] == BRIDGE_AGENT_NAME
     assert (body["chat_jobs"], body["prompt_jobs"], body["image_transports"]) == (True, True, [])
 

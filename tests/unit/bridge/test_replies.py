@@ -6,7 +6,12 @@ import pytest
 from horde.bridge.replies import parse_chat_reply, split_reasoning
 
 
-def parse(message: dict[str, Any], finish_reason: object = "stop", opens_reasoning: bool | None = None, **rest: Any) -> Any:
+def parse(
+    message: dict[str, Any],
+    finish_reason: object = "stop",
+    opens_reasoning: bool | None = None,
+    **rest: Any,
+) -> Any:
     completion = {"choices": [{"message": message, "finish_reason": finish_reason}], **rest}
     return parse_chat_reply(completion, opens_reasoning=opens_reasoning)
 
@@ -17,19 +22,24 @@ def parse(message: dict[str, Any], finish_reason: object = "stop", opens_reasoni
         ("Blue.", None, False, "Blue.", ""),
         ("<think>One colour.</think>\n\nBlue.", None, False, "Blue.", "One colour."),
         ("\n<think>\nOne colour.", False, True, "", "One colour."),  # never closed
-        ("One colour.</think>Blue.", None, False, "Blue.", "One colour."),  # the template opened it, or so it seems
+        # The template opened it, or so it seems.
+        ("One colour.</think>Blue.", None, False, "Blue.", "One colour."),
         ("One colour.</think>Blue.", True, False, "Blue.", "One colour."),
         ("The tag </think> ends a block.", False, False, "The tag </think> ends a block.", ""),
         ("It writes <think>a</think> first.", None, False, "It writes <think>a</think> first.", ""),
         ("One col", True, True, "", "One col"),  # cut inside a block the template opened
-        ("Blue.", True, False, "Blue.", ""),  # the model closed it without a word, and the backend took the tag away
+        # The model closed it without a word, and the backend took the tag away.
+        ("Blue.", True, False, "Blue.", ""),
         ("<think></think>Blue.", None, False, "Blue.", ""),
     ],
 )
 def test_reasoning_is_parted_from_the_answer(
     content: str, opens_reasoning: bool | None, is_cut: bool, answer: str, reasoning: str
 ) -> None:
-    assert split_reasoning(content, opens_reasoning=opens_reasoning, is_cut=is_cut) == (answer, reasoning)
+    assert split_reasoning(content, opens_reasoning=opens_reasoning, is_cut=is_cut) == (
+        answer,
+        reasoning,
+    )
 
 
 def test_reasoning_the_backend_parted_is_taken_as_it_is() -> None:
@@ -64,13 +74,22 @@ def test_a_null_content_never_becomes_the_word_none() -> None:
 
 def test_calls_get_string_arguments_and_ids_that_differ() -> None:
     calls = [
-        {"id": "a", "type": "function", "index": 0, "function": {"name": "f", "arguments": {"x": "é"}}},
+        {
+            "id": "a",
+            "type": "function",
+            "index": 0,
+            "function": {"name": "f", "arguments": {"x": "é"}},
+        },
         {"id": "a", "function": {"name": "g", "arguments": "{}"}},
         {"id": "", "function": {"name": "h"}},
         {"id": "x" * 257, "function": {"name": "i", "arguments": None}},
     ]
     parsed = parse({"content": None, "tool_calls": calls}).tool_calls
-    assert parsed[0] == {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x": "é"}'}}
+    assert parsed[0] == {
+        "id": "a",
+        "type": "function",
+        "function": {"name": "f", "arguments": '{"x": "é"}'},
+    }
     assert [call["function"]["arguments"] for call in parsed[1:]] == ["{}", "{}", "{}"]
     assert len({call["id"] for call in parsed}) == 4
     assert all(0 < len(call["id"]) <= 256 for call in parsed)
@@ -81,8 +100,14 @@ def test_calls_get_string_arguments_and_ids_that_differ() -> None:
     [
         (None, (None, None, None)),
         ({"prompt_tokens": 0, "completion_tokens": 3}, (0, 3, None)),
-        ({"completion_tokens": 9, "completion_tokens_details": {"reasoning_tokens": 4}}, (None, 9, 4)),
-        ({"prompt_tokens": -1, "completion_tokens": "3", "completion_tokens_details": None}, (None, None, None)),
+        (
+            {"completion_tokens": 9, "completion_tokens_details": {"reasoning_tokens": 4}},
+            (None, 9, 4),
+        ),
+        (
+            {"prompt_tokens": -1, "completion_tokens": "3", "completion_tokens_details": None},
+            (None, None, None),
+        ),
         ({"prompt_tokens": True}, (None, None, None)),
     ],
 )

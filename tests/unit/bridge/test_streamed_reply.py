@@ -45,14 +45,18 @@ def split(pieces: list[str], opens_reasoning: bool | None, is_cut: bool) -> tupl
 @pytest.mark.parametrize("text", REPLIES)
 @pytest.mark.parametrize("opens_reasoning", [True, False])
 @pytest.mark.parametrize("is_cut", [True, False])
-def test_a_reply_is_parted_the_same_however_it_is_cut(text: str, opens_reasoning: bool, is_cut: bool) -> None:
+def test_a_reply_is_parted_the_same_however_it_is_cut(
+    text: str, opens_reasoning: bool, is_cut: bool
+) -> None:
     expected = split_reasoning(text, opens_reasoning=opens_reasoning, is_cut=is_cut)
     assert {split(pieces, opens_reasoning, is_cut) for pieces in cut(text)} == {expected}
 
 
 @pytest.mark.parametrize("text", REPLIES)
 def test_a_template_nobody_knows_counts_as_one_that_opens_nothing(text: str) -> None:
-    assert {split(pieces, None, False) for pieces in cut(text)} == {split_reasoning(text, opens_reasoning=False, is_cut=False)}
+    assert {split(pieces, None, False) for pieces in cut(text)} == {
+        split_reasoning(text, opens_reasoning=False, is_cut=False)
+    }
 
 
 def test_text_is_let_out_as_soon_as_it_is_certain() -> None:
@@ -72,7 +76,12 @@ def test_text_is_let_out_as_soon_as_it_is_certain() -> None:
 
 def test_a_character_in_two_halves_is_let_out_whole() -> None:
     joiner = SurrogateJoiner()
-    assert [joiner.add("a\ud83d"), joiner.add("\ude00b"), joiner.add("\ud83d"), joiner.finish()] == ["a", "😀b", "", "�"]
+    assert [
+        joiner.add("a\ud83d"),
+        joiner.add("\ude00b"),
+        joiner.add("\ud83d"),
+        joiner.finish(),
+    ] == ["a", "😀b", "", "�"]
 
 
 def chunk(finish_reason: str | None = None, **delta: Any) -> dict[str, Any]:
@@ -85,7 +94,10 @@ def read(*chunks: dict[str, Any], opens_reasoning: bool | None = None) -> Stream
     seen = ("", "")
     for piece in chunks:
         reply.add_chunk(piece)
-        assert (reply.content.startswith(seen[0]), reply.reasoning.startswith(seen[1])) == (True, True)
+        assert (reply.content.startswith(seen[0]), reply.reasoning.startswith(seen[1])) == (
+            True,
+            True,
+        )
         seen = reply.content, reply.reasoning
     reply.finish()
     assert (reply.content.startswith(seen[0]), reply.reasoning.startswith(seen[1])) == (True, True)
@@ -108,7 +120,12 @@ def test_the_chunks_of_llama_cpp_become_a_reply() -> None:
 
 @pytest.mark.parametrize("key", ["reasoning_content", "reasoning"])
 def test_reasoning_the_backend_parts_is_kept_and_the_content_is_left_alone(key: str) -> None:
-    reply = read(chunk(**{key: "Hm"}), chunk(**{key: ". "}), chunk(content="<think> is"), chunk("stop", content=" a tag."))
+    reply = read(
+        chunk(**{key: "Hm"}),
+        chunk(**{key: ". "}),
+        chunk(content="<think> is"),
+        chunk("stop", content=" a tag."),
+    )
     assert (reply.content, reply.reasoning) == ("<think> is a tag.", "Hm. ")
 
 
@@ -118,14 +135,29 @@ def test_text_before_the_backends_own_reasoning_is_no_longer_held() -> None:
 
 
 def test_calls_are_put_together_by_their_index() -> None:
-    first = {"index": 0, "id": "a", "type": "function", "function": {"name": "now", "arguments": ""}}
-    second = {"index": 1, "id": "b", "type": "function", "function": {"name": "then", "arguments": '{"x":'}}
+    first = {
+        "index": 0,
+        "id": "a",
+        "type": "function",
+        "function": {"name": "now", "arguments": ""},
+    }
+    second = {
+        "index": 1,
+        "id": "b",
+        "type": "function",
+        "function": {"name": "then", "arguments": '{"x":'},
+    }
     reply = read(
         chunk(content="Let me look."),
         chunk(tool_calls=[first]),
         chunk(tool_calls=[{"index": 0, "function": {"arguments": "{"}}]),
         chunk(tool_calls=[second]),
-        chunk(tool_calls=[{"index": 0, "function": {"arguments": "}"}}, {"index": 1, "function": {"arguments": "1}"}}]),
+        chunk(
+            tool_calls=[
+                {"index": 0, "function": {"arguments": "}"}},
+                {"index": 1, "function": {"arguments": "1}"}},
+            ]
+        ),
         chunk("tool_calls"),
     ).build()
     assert [(call["id"], call["function"]) for call in reply.tool_calls] == [
@@ -149,6 +181,9 @@ def test_calls_without_an_index_begin_with_their_name() -> None:
     assert reply.content is None
 
 
-@pytest.mark.parametrize("broken", [{}, {"choices": None}, {"choices": ["x"]}, {"choices": [{"delta": None}]}, {"usage": None}])
+@pytest.mark.parametrize(
+    "broken",
+    [{}, {"choices": None}, {"choices": ["x"]}, {"choices": [{"delta": None}]}, {"usage": None}],
+)
 def test_a_chunk_without_a_piece_is_passed_over(broken: dict[str, Any]) -> None:
     assert read(broken, chunk(content="x")).content == "x"

@@ -14,14 +14,17 @@ from tests.unit.bridge.scripted import TOOLS
     ("call", "is_valid"),
     [
         ({"name": "lookup_weather", "arguments": {"city": "Oslo"}}, True),
-        ({"name": "lookup_weather", "arguments": {"city": 3}}, False),  # the moved reference still resolves
+        # The moved reference still resolves.
+        ({"name": "lookup_weather", "arguments": {"city": 3}}, False),
         ({"name": "now", "arguments": {}}, True),
         ({"name": "now", "arguments": "{}"}, False),
         ({"name": "other", "arguments": {}}, False),
         ({"name": "now", "arguments": {}, "more": 1}, False),
     ],
 )
-def test_the_schema_matches_calls_to_offered_functions_only(call: dict[str, Any], is_valid: bool) -> None:
+def test_the_schema_matches_calls_to_offered_functions_only(
+    call: dict[str, Any], is_valid: bool
+) -> None:
     assert Draft202012Validator(build_tool_call_schema(TOOLS)).is_valid(call) is is_valid
 
 
@@ -29,7 +32,10 @@ def test_the_schema_matches_calls_to_offered_functions_only(call: dict[str, Any]
     ("content", "call"),
     [
         ('{"name":"now","arguments":{}}', {"name": "now", "arguments": "{}"}),
-        (' { "name" : "now" , "arguments" : {"é": 1} } ', {"name": "now", "arguments": json.dumps({"é": 1}, ensure_ascii=False)}),
+        (
+            ' { "name" : "now" , "arguments" : {"é": 1} } ',
+            {"name": "now", "arguments": json.dumps({"é": 1}, ensure_ascii=False)},
+        ),
         ('{"name":"now","arguments":{"a', {"name": "now", "arguments": '{"a'}),
         ('{"name":"no', None),
         ("prose", None),

@@ -23,30 +23,43 @@ sys.exit(main(sys.argv[1:]))
 def build_arguments(*more: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     bridge.add_arguments(parser)
-    return parser.parse_args(["--api", "http://h.test/api/", "--backend", "http://b.test/v1", "--name", "w", *more])
+    return parser.parse_args(
+        ["--api", "http://h.test/api/", "--backend", "http://b.test/v1", "--name", "w", *more]
+    )
 
 
 def test_the_bridge_runs_without_the_servers_packages() -> None:
-    done = subprocess.run([sys.executable, "-c", BRIDGE_ONLY, "bridge", "--help"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", BRIDGE_ONLY, "bridge", "--help"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert "--exclude" in done.stdout
 
 
-def test_a_missing_package_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(main.COMMANDS, "nothing", "not there")
     assert main.main(["nothing"]) == 1
     assert "horde.cli.nothing is not installed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [[], ["unknown"]])
-def test_an_unknown_command_is_a_usage_error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_command_is_a_usage_error(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         main.main(arguments)
     assert ended.value.code == 2
     assert "usage: horde" in capsys.readouterr().err
 
 
-def test_the_key_comes_from_the_environment_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_key_comes_from_the_environment_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.delenv("HORDE_BRIDGE_KEY", raising=False)
     assert bridge.run(build_arguments()) == 2
     assert "HORDE_BRIDGE_KEY" in capsys.readouterr().err
@@ -54,7 +67,15 @@ def test_the_key_comes_from_the_environment_too(monkeypatch: pytest.MonkeyPatch,
 
 def test_options_become_a_configuration() -> None:
     args = build_arguments(
-        "--no-text", "--exclude", "tools", "--exclude", "seed", "--supports", "reasoning_effort", "--threads", "3"
+        "--no-text",
+        "--exclude",
+        "tools",
+        "--exclude",
+        "seed",
+        "--supports",
+        "reasoning_effort",
+        "--threads",
+        "3",
     )
     config = bridge.build_config(args, "k", None)
     assert (config.api_url, config.serves_text, config.threads) == ("http://h.test/api", False, 3)

@@ -24,7 +24,10 @@ CREATE INDEX CONCURRENTLY two ON a (id) WHERE id > 0;
 
 def test_statements_behind_the_marker_stand_alone() -> None:
     migration = parse_migration("5.1.15", SQL)
-    assert migration.transaction.strip() == "-- A comment.\nCREATE TABLE a (id int);\nINSERT INTO a VALUES (1);"
+    assert (
+        migration.transaction.strip()
+        == "-- A comment.\nCREATE TABLE a (id int);\nINSERT INTO a VALUES (1);"
+    )
     assert migration.separate_statements == (
         "-- Why this index.\nCREATE INDEX CONCURRENTLY one\n    ON a (id)",
         "CREATE INDEX CONCURRENTLY two ON a (id) WHERE id > 0",
@@ -38,7 +41,11 @@ def test_without_a_marker_all_is_one_transaction() -> None:
 def test_files_are_ordered_as_versions(tmp_path: Path) -> None:
     for version in ("5.1.9", "5.1.10", "5.2"):
         (tmp_path / f"{version}.txt").write_text("SELECT 1;\n")
-    assert [migration.version for migration in list_migrations(tmp_path)] == ["5.1.9", "5.1.10", "5.2"]
+    assert [migration.version for migration in list_migrations(tmp_path)] == [
+        "5.1.9",
+        "5.1.10",
+        "5.2",
+    ]
 
 
 @pytest.mark.parametrize("names", [(), ("later.txt",)])
@@ -52,7 +59,10 @@ def test_a_folder_without_versions_is_refused(tmp_path: Path, names: tuple[str, 
 def test_concurrent_builds_stand_behind_the_marker_and_nothing_else_does() -> None:
     for migration in list_migrations():
         assert "CONCURRENTLY" not in migration.transaction
-        assert all("CREATE" in sql and "CONCURRENTLY IF NOT EXISTS" in sql for sql in migration.separate_statements)
+        assert all(
+            "CREATE" in sql and "CONCURRENTLY IF NOT EXISTS" in sql
+            for sql in migration.separate_statements
+        )
 
 
 def test_every_table_is_in_the_reference() -> None:

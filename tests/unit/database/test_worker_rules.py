@@ -26,7 +26,9 @@ def test_an_id_is_read(text: str) -> None:
     assert parse_id(text) == UUID(ID)
 
 
-@pytest.mark.parametrize("text", ["", "x", ID.replace("-", ""), f"{{{ID}}}", f"urn:uuid:{ID}", f" {ID}", ID[:-1]])
+@pytest.mark.parametrize(
+    "text", ["", "x", ID.replace("-", ""), f"{{{ID}}}", f"urn:uuid:{ID}", f" {ID}", ID[:-1]]
+)
 def test_anything_else_is_no_id(text: str) -> None:
     assert parse_id(text) is None
 
@@ -36,16 +38,27 @@ def test_profanity_is_found_as_a_word(text: str) -> None:
     assert is_profane(text)
 
 
-@pytest.mark.parametrize("text", ["", "Scunthorpe 7B", "shiitake", "Dick van Dyke", "class-A4000", "cockatiel"])
+@pytest.mark.parametrize(
+    "text", ["", "Scunthorpe 7B", "shiitake", "Dick van Dyke", "class-A4000", "cockatiel"]
+)
 def test_names_that_only_look_odd_pass(text: str) -> None:
     assert not is_profane(text)
 
 
 @pytest.mark.parametrize(
     ("queued", "threads", "speed", "eta"),
-    [(0, 0, 0.0, 0), (0, 2, 5.0, 0), (100, 2, 5.0, 10), (99, 2, 5.0, 9), (100, 0, 5.0, 10_000), (100, 2, 0.0, 10_000)],
+    [
+        (0, 0, 0.0, 0),
+        (0, 2, 5.0, 0),
+        (100, 2, 5.0, 10),
+        (99, 2, 5.0, 9),
+        (100, 0, 5.0, 10_000),
+        (100, 2, 0.0, 10_000),
+    ],
 )
-def test_eta_is_what_waits_over_throughput(queued: int, threads: int, speed: float, eta: int) -> None:
+def test_eta_is_what_waits_over_throughput(
+    queued: int, threads: int, speed: float, eta: int
+) -> None:
     assert compute_eta(queued_tokens=queued, thread_count=threads, tokens_per_second=speed) == eta
 
 
@@ -68,7 +81,11 @@ def test_speed_in_words(speed: float, words: str) -> None:
         (PUBLIC, False, {"name"}),
         (PUBLIC, True, {"name", "owner", "messages"}),
         (OWNER, False, {"name", "owner", "messages"}),
-        (MODERATOR, False, {"name", "owner", "messages", "paused", "suspicious", "ipaddr", "contact"}),
+        (
+            MODERATOR,
+            False,
+            {"name", "owner", "messages", "paused", "suspicious", "ipaddr", "contact"},
+        ),
     ],
 )
 def test_details_are_narrowed(privilege: int, is_public: bool, keys: set[str]) -> None:
@@ -96,5 +113,7 @@ def test_details_are_narrowed(privilege: int, is_public: bool, keys: set[str]) -
         ("<a" * 50_000, "a" * 2048),
     ],
 )
-def test_text_shown_to_others_has_neither_markup_nor_anything_invisible(text: str, shown: str) -> None:
+def test_text_shown_to_others_has_neither_markup_nor_anything_invisible(
+    text: str, shown: str
+) -> None:
     assert clean_shown_text(text) == shown

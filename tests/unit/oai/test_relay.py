@@ -15,8 +15,12 @@ MODEL = "a/model"
 FIRST, SECOND = "worker 1", "worker 2"
 
 
-def entry(sequence: int, content: str = "", *, generation: str = "a", worker: str = FIRST, **changes: Any) -> ProgressEntry:
-    return ProgressEntry(generation, sequence, content, worker_id=worker, **{"model": MODEL} | changes)
+def entry(
+    sequence: int, content: str = "", *, generation: str = "a", worker: str = FIRST, **changes: Any
+) -> ProgressEntry:
+    return ProgressEntry(
+        generation, sequence, content, worker_id=worker, **{"model": MODEL} | changes
+    )
 
 
 def second(sequence: int, content: str = "", **changes: Any) -> ProgressEntry:
@@ -27,7 +31,9 @@ def ended(generation: str = "a") -> ProgressEntry:
     return ProgressEntry(generation, 0, has_ended=True)
 
 
-def reply(content: str | None = "", *, worker: str = FIRST, reasoning: str | None = None) -> CompletedReply:
+def reply(
+    content: str | None = "", *, worker: str = FIRST, reasoning: str | None = None
+) -> CompletedReply:
     return CompletedReply(
         content=content,
         reasoning=reasoning,
@@ -65,7 +71,9 @@ def relayed(*entries: ProgressEntry, **options: Any) -> Relay:
 
 
 def test_entries_read_in_one_go_share_a_delta() -> None:
-    assert make_relay().feed([entry(1, "Blu"), entry(2, "e.")]) == [Delta(DeltaKind.CONTENT, "Blue.", Source(FIRST, MODEL))]
+    assert make_relay().feed([entry(1, "Blu"), entry(2, "e.")]) == [
+        Delta(DeltaKind.CONTENT, "Blue.", Source(FIRST, MODEL))
+    ]
 
 
 def test_the_reasoning_of_an_entry_goes_before_its_content() -> None:
@@ -80,7 +88,9 @@ def test_the_reasoning_of_an_entry_goes_before_its_content() -> None:
 
 def test_a_repeated_entry_counts_once() -> None:
     relay = relayed(entry(1, "Blue"))
-    assert relay.feed([entry(1, "Blue"), entry(2, "."), entry(2, ".")]) == [Delta(DeltaKind.CONTENT, ".", Source(FIRST, MODEL))]
+    assert relay.feed([entry(1, "Blue"), entry(2, "."), entry(2, ".")]) == [
+        Delta(DeltaKind.CONTENT, ".", Source(FIRST, MODEL))
+    ]
 
 
 def test_text_behind_a_gap_waits_for_the_reply() -> None:
@@ -113,7 +123,9 @@ def test_a_reply_that_contradicts_what_was_sent_breaks_the_stream(final: str) ->
 
 def test_a_worker_that_posts_nothing_is_ordinary() -> None:
     relay = make_relay()
-    assert relay.finish(reply("Blue.", reasoning="Hm.")) == Remainder(reasoning="Hm.", content="Blue.")
+    assert relay.finish(reply("Blue.", reasoning="Hm.")) == Remainder(
+        reasoning="Hm.", content="Blue."
+    )
     assert not relay.has_sent
 
 
@@ -143,10 +155,15 @@ def test_with_a_list_of_models_text_without_one_waits_for_the_reply() -> None:
 
 def test_the_first_entry_of_an_attempt_names_the_model_and_the_worker_of_all() -> None:
     relay = make_relay(model=None)
-    sources = [relay.feed([part])[0].source for part in (entry(1, "Blue"), entry(2, " or", model=None), entry(3, ".", worker=""))]
+    sources = [
+        relay.feed([part])[0].source
+        for part in (entry(1, "Blue"), entry(2, " or", model=None), entry(3, ".", worker=""))
+    ]
     assert sources == [Source(FIRST, MODEL)] * 3
     relay.feed([ended()])
-    assert relay.feed([second(1, "Blue or.", model="b/model"), second(2, " Red")])[0].source == Source(SECOND, "b/model")
+    assert relay.feed([second(1, "Blue or.", model="b/model"), second(2, " Red")])[
+        0
+    ].source == Source(SECOND, "b/model")
 
 
 def test_with_a_list_of_models_text_that_names_its_model_is_sent() -> None:
@@ -164,7 +181,10 @@ def test_hidden_reasoning_is_never_sent() -> None:
 
 
 def test_the_rest_of_the_reasoning_comes_with_the_reply() -> None:
-    assert relayed(entry(1, reasoning="Hm")).finish(reply("", reasoning="Hm, yes.")).reasoning == ", yes."
+    assert (
+        relayed(entry(1, reasoning="Hm")).finish(reply("", reasoning="Hm, yes.")).reasoning
+        == ", yes."
+    )
 
 
 def test_reasoning_that_differs_fails_nothing() -> None:
@@ -192,13 +212,19 @@ def test_a_restart_after_hidden_text_is_invisible() -> None:
 def test_the_next_attempt_goes_on_where_it_continues_the_text(marker: list[ProgressEntry]) -> None:
     relay = relayed(entry(1, "One, two"), *marker)
     assert relay.feed([second(1, "One"), second(2, ", ")]) == []
-    assert relay.feed([second(3, "two, three")]) == [Delta(DeltaKind.CONTENT, ", three", Source(SECOND, MODEL))]
+    assert relay.feed([second(3, "two, three")]) == [
+        Delta(DeltaKind.CONTENT, ", three", Source(SECOND, MODEL))
+    ]
     assert relay.finish(reply("One, two, three.", worker=SECOND)).content == "."
     assert relay.has_restarted
 
 
-@pytest.mark.parametrize("pieces", [["Two"], ["One", ", Two"], ["One, two!"], ["One, two", "", "?"], ["o"]])
-def test_the_first_differing_character_of_the_next_attempt_breaks_the_stream(pieces: list[str]) -> None:
+@pytest.mark.parametrize(
+    "pieces", [["Two"], ["One", ", Two"], ["One, two!"], ["One, two", "", "?"], ["o"]]
+)
+def test_the_first_differing_character_of_the_next_attempt_breaks_the_stream(
+    pieces: list[str],
+) -> None:
     relay = relayed(entry(1, "One, two, three"), ended())
     with pytest.raises(RelayBroken) as broken:
         relay.feed([second(number, piece) for number, piece in enumerate(pieces, 1)])
@@ -212,7 +238,9 @@ def test_an_attempt_that_posts_nothing_is_compared_by_its_reply() -> None:
 
 @pytest.mark.parametrize("final", ["One", "", "Two, three."])
 @pytest.mark.parametrize("marker", [[ended()], []], ids=["ended", "unannounced"])
-def test_its_shorter_or_different_reply_breaks_the_stream(marker: list[ProgressEntry], final: str) -> None:
+def test_its_shorter_or_different_reply_breaks_the_stream(
+    marker: list[ProgressEntry], final: str
+) -> None:
     relay = relayed(entry(1, "One, "), *marker)
     with pytest.raises(RelayBroken) as broken:
         relay.finish(reply(final, worker=SECOND))
@@ -233,15 +261,22 @@ def test_an_attempt_that_has_caught_up_may_diverge() -> None:
 
 def test_new_reasoning_is_sent_where_it_continues_the_old() -> None:
     relay = relayed(entry(1, reasoning="Let me"), ended())
-    deltas = relay.feed([second(1, reasoning="Let"), second(2, reasoning=" me think"), second(3, "Blue.")])
-    assert [(delta.kind.value, delta.text) for delta in deltas] == [("reasoning", " think"), ("content", "Blue.")]
+    deltas = relay.feed(
+        [second(1, reasoning="Let"), second(2, reasoning=" me think"), second(3, "Blue.")]
+    )
+    assert [(delta.kind.value, delta.text) for delta in deltas] == [
+        ("reasoning", " think"),
+        ("content", "Blue."),
+    ]
 
 
 def test_new_reasoning_that_differs_is_left_out_and_content_is_not() -> None:
     relay = relayed(entry(1, reasoning="Let me"), ended())
     deltas = relay.feed([second(1, reasoning="I"), second(2, reasoning=" see"), second(3, "Blue.")])
     assert [(delta.kind.value, delta.text) for delta in deltas] == [("content", "Blue.")]
-    assert relay.finish(reply("Blue.", worker=SECOND, reasoning="I see")) == Remainder(reasoning="", content="")
+    assert relay.finish(reply("Blue.", worker=SECOND, reasoning="I see")) == Remainder(
+        reasoning="", content=""
+    )
 
 
 # Properties
@@ -251,14 +286,18 @@ TEXTS = st.text("ab", max_size=6)
 
 @st.composite
 def attempts(draw: st.DrawFn) -> tuple[list[ProgressEntry], CompletedReply]:
-    """Some attempts of workers that may post anything, with repeats and gaps, and the reply of the last one."""
+    """Some attempts of workers that may post anything, with repeats and gaps, and the reply of the
+    last one.
+    """
     entries: list[ProgressEntry] = []
     count = draw(st.integers(1, 3))
     for number in range(count):
         worker = f"worker {draw(st.integers(1, 2))}"
         model = draw(st.sampled_from([MODEL, MODEL, None]))
         for sequence in draw(st.lists(st.integers(1, 5), max_size=6).map(sorted)):
-            made = ProgressEntry(f"generation {number}", sequence, draw(TEXTS), draw(TEXTS), worker, model)
+            made = ProgressEntry(
+                f"generation {number}", sequence, draw(TEXTS), draw(TEXTS), worker, model
+            )
             entries.append(made)
         if number + 1 < count and draw(st.booleans()):
             entries.append(ended(f"generation {number}"))
@@ -268,7 +307,10 @@ def attempts(draw: st.DrawFn) -> tuple[list[ProgressEntry], CompletedReply]:
 
 @given(attempts(), st.booleans(), st.sampled_from([MODEL, None]), st.integers(1, 4))
 def test_whatever_is_posted_a_finished_stream_is_the_reply_or_begins_with_it(
-    case: tuple[list[ProgressEntry], CompletedReply], include_reasoning: bool, model: str | None, batch: int
+    case: tuple[list[ProgressEntry], CompletedReply],
+    include_reasoning: bool,
+    model: str | None,
+    batch: int,
 ) -> None:
     entries, final = case
     relay = make_relay(include_reasoning=include_reasoning, model=model)
@@ -280,7 +322,9 @@ def test_whatever_is_posted_a_finished_stream_is_the_reply_or_begins_with_it(
     except RelayBroken:
         return
     content = join(deltas) + rest.content
-    assert content == (final.content or "") or (rest.content == "" and content.startswith(final.content or ""))
+    assert content == (final.content or "") or (
+        rest.content == "" and content.startswith(final.content or "")
+    )
     reasoning = join(deltas, DeltaKind.REASONING)
     assert rest.reasoning in {"", (final.reasoning or "")[len(reasoning) :]}
     assert include_reasoning or reasoning + rest.reasoning == ""
@@ -299,7 +343,13 @@ def honest_attempts(draw: st.DrawFn) -> tuple[list[ProgressEntry], CompletedRepl
             stops = sorted(draw(st.lists(st.integers(0, len(whole)), max_size=5)))
             for start, stop in zip([0, *stops], stops, strict=False):
                 sequence += 1
-                made = ProgressEntry(generation, sequence, worker_id=f"worker {number}", model=MODEL, **{kind: whole[start:stop]})
+                made = ProgressEntry(
+                    generation,
+                    sequence,
+                    worker_id=f"worker {number}",
+                    model=MODEL,
+                    **{kind: whole[start:stop]},
+                )
                 entries += [made] * draw(st.integers(1, 2))
         if draw(st.booleans()):
             entries.append(ended(generation))
@@ -312,7 +362,11 @@ def test_workers_that_write_the_same_text_never_break_a_stream(
 ) -> None:
     entries, final = case
     relay = make_relay()
-    deltas = [delta for start in range(0, len(entries), batch) for delta in relay.feed(entries[start : start + batch])]
+    deltas = [
+        delta
+        for start in range(0, len(entries), batch)
+        for delta in relay.feed(entries[start : start + batch])
+    ]
     rest = relay.finish(final)
     assert join(deltas) + rest.content == final.content
     assert join(deltas, DeltaKind.REASONING) + rest.reasoning == (final.reasoning or "")

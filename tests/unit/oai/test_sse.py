@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horde.oai.errors import ErrorAnswer
-from horde.oai.mapping import CompletedReply, CompletionFacts, build_system_fingerprint, build_usage, build_x_horde
+from horde.oai.mapping import (
+    CompletedReply,
+    CompletionFacts,
+    build_system_fingerprint,
+    build_usage,
+    build_x_horde,
+)
 from horde.oai.relay import Delta, DeltaKind, Remainder, Source
 from horde.oai.sse import (
     DONE,
@@ -22,7 +28,11 @@ from horde.oai.sse import (
 )
 
 WORKER, MODEL = "00000000-0000-0000-0000-000000000001", "koboldcpp/model"
-CALL = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": '{"city":"Oslo"}'}}
+CALL = {
+    "id": "call_1",
+    "type": "function",
+    "function": {"name": "look", "arguments": '{"city":"Oslo"}'},
+}
 
 
 def facts(**changes: Any) -> CompletionFacts:
@@ -64,7 +74,9 @@ def deltas_of(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def test_a_whole_reply_is_role_reasoning_content_calls_and_finish() -> None:
     second = CALL | {"id": "call_2"}
-    chunks = list(build_completion_events(facts(), reply("Wait.", reasoning="Hm.", tool_calls=(CALL, second))))
+    chunks = list(
+        build_completion_events(facts(), reply("Wait.", reasoning="Hm.", tool_calls=(CALL, second)))
+    )
     assert deltas_of(chunks) == [
         {"role": "assistant", "content": ""},
         {"reasoning_content": "Hm."},
@@ -78,7 +90,10 @@ def test_a_whole_reply_is_role_reasoning_content_calls_and_finish() -> None:
 
 @pytest.mark.parametrize("content", ["", None])
 def test_an_empty_reply_has_no_content_chunk(content: str | None) -> None:
-    assert deltas_of(list(build_completion_events(facts(), reply(content)))) == [{"role": "assistant", "content": ""}, {}]
+    assert deltas_of(list(build_completion_events(facts(), reply(content)))) == [
+        {"role": "assistant", "content": ""},
+        {},
+    ]
 
 
 def test_reasoning_is_left_out_when_hidden() -> None:
@@ -87,12 +102,19 @@ def test_reasoning_is_left_out_when_hidden() -> None:
 
 
 def test_a_relayed_stream_is_completed_without_a_second_role() -> None:
-    chunks = list(build_completion_events(facts(), reply(), Remainder(reasoning="", content="e."), has_begun=True))
+    chunks = list(
+        build_completion_events(
+            facts(), reply(), Remainder(reasoning="", content="e."), has_begun=True
+        )
+    )
     assert deltas_of(chunks) == [{"content": "e."}, {}]
 
 
 def test_relayed_text_begins_with_the_role_once() -> None:
-    deltas = [Delta(DeltaKind.REASONING, "Hm.", Source(WORKER, MODEL)), Delta(DeltaKind.CONTENT, "Blu", Source(WORKER, MODEL))]
+    deltas = [
+        Delta(DeltaKind.REASONING, "Hm.", Source(WORKER, MODEL)),
+        Delta(DeltaKind.CONTENT, "Blu", Source(WORKER, MODEL)),
+    ]
     expected = [{"reasoning_content": "Hm."}, {"content": "Blu"}]
     assert deltas_of(list(build_delta_events(facts(), deltas, has_begun=False))) == [
         {"role": "assistant", "content": ""},
@@ -103,9 +125,13 @@ def test_relayed_text_begins_with_the_role_once() -> None:
 
 def test_every_chunk_names_who_wrote_it() -> None:
     other = Source("00000000-0000-0000-0000-000000000002", "another/model")
-    chunks = list(build_delta_events(facts(), [Delta(DeltaKind.CONTENT, "Blu", other)], has_begun=False))
+    chunks = list(
+        build_delta_events(facts(), [Delta(DeltaKind.CONTENT, "Blu", other)], has_begun=False)
+    )
     chunks += build_completion_events(facts(), reply(), has_begun=True)
-    assert {chunk["system_fingerprint"] for chunk in chunks[:2]} == {build_system_fingerprint(other.worker_id, other.model)}
+    assert {chunk["system_fingerprint"] for chunk in chunks[:2]} == {
+        build_system_fingerprint(other.worker_id, other.model)
+    }
     assert {chunk["system_fingerprint"] for chunk in chunks[2:]} == {"fp_66d806c83a"}
     assert [chunk["model"] for chunk in chunks[1:3]] == [other.model, MODEL]
     assert {(chunk["id"], chunk["object"], chunk["created"]) for chunk in chunks} == {
@@ -115,7 +141,12 @@ def test_every_chunk_names_who_wrote_it() -> None:
 
 def test_only_the_finish_chunk_tells_of_the_horde() -> None:
     chunks = list(build_completion_events(facts(include_usage=True), reply()))
-    assert [chunk.get("x_horde") for chunk in chunks] == [None, None, build_x_horde(facts(), reply()), None]
+    assert [chunk.get("x_horde") for chunk in chunks] == [
+        None,
+        None,
+        build_x_horde(facts(), reply()),
+        None,
+    ]
 
 
 def test_usage_is_there_only_when_asked_for_and_then_last() -> None:
@@ -127,7 +158,9 @@ def test_usage_is_there_only_when_asked_for_and_then_last() -> None:
 
 
 def test_an_error_ends_the_stream_without_a_finish() -> None:
-    error = ErrorAnswer(status=502, code="generation_failed", message="No.", metadata={"request_id": "an-id"})
+    error = ErrorAnswer(
+        status=502, code="generation_failed", message="No.", metadata={"request_id": "an-id"}
+    )
     first, second, rest = build_error_events(error).split(b"\n\n")
     assert json.loads(first.removeprefix(b"data: ")) == error.build_body()
     assert (second, rest) == (b"data: [DONE]", b"")
