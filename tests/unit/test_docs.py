@@ -144,7 +144,7 @@ def test_every_page_and_section_that_the_code_names_exists() -> None:
                 if target.exists()
                 else []
             )
-            wanted = re.findall(r'"([^"]+)"', sections)
+            wanted = [" ".join(t.split()) for t in re.findall(r'"([^"]+)"', sections)]
             missing += [
                 (get_name(path), page, section) for section in wanted if section not in titles
             ]
