@@ -40,6 +40,7 @@ from pydantic import (
 from horde.exceptions import BadRequest
 from horde.json_body import parse_json_body as parse_json_body
 from horde.return_codes import ReturnCode
+from horde.token_estimate import TextSize, estimate_prompt_tokens
 
 type JsonObject = dict[str, Any]
 
@@ -77,7 +78,6 @@ CHAT_MESSAGE_KEYS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
 MAX_STOP_SEQUENCE_COUNT: Final = 128
 MAX_STOP_SEQUENCE_CHARACTERS: Final = 2000  # over all of a request's distinct sequences
 
-CHARACTERS_PER_PROMPT_TOKEN: Final = 3  # for sizing; pricing divides by 4
 _NAME_PATTERN: Final = r"^[A-Za-z0-9_-]{1,64}$"
 _MAX_QUOTED_CHARACTERS: Final = 256  # a refused key may be megabytes long; the answer is not
 
@@ -685,10 +685,6 @@ def count_image_parts(messages: Sequence[Mapping[str, Any]]) -> int:
     )
 
 
-def estimate_flattened_tokens(character_count: int, image_count: int) -> int:
-    """Tokens a prompt of this many characters is taken to have; an estimate that knows no
-    tokenizer.
-    """
-    return (
-        -(-character_count // CHARACTERS_PER_PROMPT_TOKEN) + CHAT_IMAGE_PROMPT_TOKENS * image_count
-    )
+def estimate_flattened_tokens(size: TextSize, image_count: int) -> int:
+    """Tokens a flattened prompt of this size, with its images, is taken to have."""
+    return estimate_prompt_tokens(size) + CHAT_IMAGE_PROMPT_TOKENS * image_count

@@ -40,6 +40,7 @@ from horde.chat_contract import (
 )
 from horde.oai._messages import parse_messages
 from horde.oai.errors import RequestRefused, build_contract_refusal, shorten_param
+from horde.token_estimate import measure_text
 
 _ABSENT: Final = object()
 
@@ -123,7 +124,7 @@ class ChatCompletionRequest:
             include_usage=bool((body.get("stream_options") or {}).get("include_usage")),
             horde=horde,
             estimated_prompt_tokens=estimate_flattened_tokens(
-                len(prompt), count_image_parts(messages)
+                measure_text(prompt), count_image_parts(messages)
             ),
             token_limit_key="max_completion_tokens"
             if forwarded.keys() & _TOKEN_LIMITS == {"max_completion_tokens"}

@@ -182,7 +182,8 @@ def histories(draw: st.DrawFn) -> list[Message]:
             )
         )
     ):
-        text = "x" * draw(st.integers(0, 40))
+        # Letters of one, two, three and four bytes, marks that combine with them among them.
+        text = draw(st.text("xé字กิ\u0651م🙂", max_size=40))
         if kind != "calls":
             messages.append({"role": kind, "content": text})
             continue
@@ -237,3 +238,28 @@ def test_sized_request_fits_its_context(
         <= sized.max_context_length
         <= max(requested, declared)
     )
+
+
+def test_a_long_chinese_conversation_is_trimmed_and_not_overflowed_at_the_worker() -> None:
+    """U-09: 21 messages of 800 letters, each about a token, for a worker of 8,192 tokens."""
+    messages = [
+        {"role": "assistant" if number % 2 else "user", "content": "天地玄黃宇宙洪荒" * 100}
+        for number in range(21)
+    ]
+    sized = size(messages)
+    assert sized.dropped_message_count >= 8
+    # At three quarters of a token a letter, with the roles.
+    assert sized.estimated_prompt_tokens == estimate_chat_prompt_tokens(sized.messages)
+    assert sized.estimated_prompt_tokens > 600 * len(sized.messages)
+    with pytest.raises(BadRequest, match="estimated at"):
+        size(messages, context_fit=ChatContextFit.GROW)
+
+
+@pytest.mark.parametrize("letter", ["字", "ก", "م", "ж", "🙂", "e\u0301", "क्षि"])
+def test_every_script_is_trimmed_by_what_it_is_estimated_at(letter: str) -> None:
+    messages = [{"role": "user", "content": (letter * 2000)[:2000]} for _ in range(12)]
+    sized = size(messages, declared_context_length=4096)
+    assert sized.dropped_message_count > 0
+    assert sized.estimated_prompt_tokens + sized.max_length <= 4096
+    one_more = messages[: len(sized.messages) + 1]
+    assert estimate_chat_prompt_tokens(one_more) + sized.max_length > 4096

@@ -18,6 +18,7 @@ from horde.chat_contract import (
     parse_tools,
 )
 from horde.return_codes import ReturnCode
+from horde.token_estimate import TextSize
 
 USER = {"role": "user", "content": "Weather in Oslo?"}
 
@@ -378,7 +379,7 @@ def test_flattened_prompt_joins_roles_parts_calls_and_tools_by_newlines() -> Non
     ("characters", "images", "tokens"),
     [(0, 0, 0), (1, 0, 1), (57, 0, 19), (58, 0, 20), (57, 2, 1043)],
 )
-def test_estimate_is_a_third_of_the_characters_and_512_for_each_image(
+def test_estimate_of_english_is_a_third_of_the_characters_and_512_for_each_image(
     characters: int, images: int, tokens: int
 ) -> None:
-    assert estimate_flattened_tokens(characters, images) == tokens
+    assert estimate_flattened_tokens(TextSize(characters, characters), images) == tokens

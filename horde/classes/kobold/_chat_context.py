@@ -20,6 +20,7 @@ from horde.chat_contract import (
 from horde.classes.kobold.text_params import MAX_CONTEXT_LENGTH
 from horde.exceptions import BadRequest
 from horde.return_codes import ReturnCode
+from horde.token_estimate import NEWLINE, NO_TEXT, TextSize, measure_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,27 +135,51 @@ class MessageSizes:
     pass.
     """
 
-    characters: Sequence[int]
+    texts: Sequence[TextSize]
     images: Sequence[int]
-    tool_characters: int
+    tools: TextSize
 
     @classmethod
     def measure(
         cls, messages: Sequence[Mapping[str, Any]], tools: Sequence[JsonObject] | None
     ) -> "MessageSizes":
-        """Each message's length in the flattened prompt and its images."""
+        """Each message's size in the flattened prompt and its images."""
         return cls(
-            [len(flatten_chat_message(message)) for message in messages],
+            [measure_text(flatten_chat_message(message)) for message in messages],
             [count_image_parts([message]) for message in messages],
-            len(build_compact_json(tools)) + 1 if tools else 0,
+            measure_text(build_compact_json(tools)) + NEWLINE if tools else NO_TEXT,
         )
 
     def estimate_tokens(self, dropped: frozenset[int] = frozenset()) -> int:
         """The estimate of the messages that stay."""
-        kept = [index for index in range(len(self.characters)) if index not in dropped]
-        newlines = max(len(kept) - 1, 0)
-        characters = sum(self.characters[index] for index in kept) + newlines + self.tool_characters
-        return estimate_flattened_tokens(characters, sum(self.images[index] for index in kept))
+        kept = [index for index in range(len(self.texts)) if index not in dropped]
+        return estimate_flattened_tokens(
+            self._join(kept), sum(self.images[index] for index in kept)
+        )
+
+    def find_oldest_to_drop(
+        self, turns: Sequence[Sequence[int]], *, token_budget: int
+    ) -> frozenset[int]:
+        """The places of the first turns without which the estimate is within the budget, or of all
+        of them.
+        """
+        size = self._join(range(len(self.texts)))
+        images = sum(self.images)
+        dropped: list[int] = []
+        for turn in turns:
+            if estimate_flattened_tokens(size, images) <= token_budget:
+                break
+            dropped.extend(turn)
+            for index in turn:
+                size -= self.texts[index] + NEWLINE
+            images -= sum(self.images[index] for index in turn)
+        return frozenset(dropped)
+
+    def _join(self, places: Sequence[int]) -> TextSize:
+        """The size of these messages and the tools, with the newlines between them."""
+        newlines = max(len(places) - 1, 0)
+        texts = sum((self.texts[index] for index in places), start=self.tools)
+        return texts + TextSize(newlines, newlines)
 
 
 def find_dropped_messages(
@@ -163,16 +188,7 @@ def find_dropped_messages(
     """The places of the oldest whole turns whose removal brings the estimate to the budget, or of
     all that may go.
     """
-    characters = sum(sizes.characters) + len(messages) - 1 + sizes.tool_characters
-    images = sum(sizes.images)
-    dropped: list[int] = []
-    for turn in _list_droppable_turns(messages):
-        if estimate_flattened_tokens(characters, images) <= token_budget:
-            break
-        dropped.extend(turn)
-        characters -= sum(sizes.characters[index] + 1 for index in turn)
-        images -= sum(sizes.images[index] for index in turn)
-    return frozenset(dropped)
+    return sizes.find_oldest_to_drop(_list_droppable_turns(messages), token_budget=token_budget)
 
 
 def _list_droppable_turns(messages: Sequence[Mapping[str, Any]]) -> list[list[int]]:

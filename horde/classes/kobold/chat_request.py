@@ -102,6 +102,7 @@ from horde.classes.kobold.text_params import (
 )
 from horde.exceptions import PayloadInvalid
 from horde.json_body import replace_unstorable
+from horde.token_estimate import measure_text
 
 __all__ = [
     "CHAT_STREAM_PROGRESS_KEY",
@@ -332,7 +333,7 @@ def estimate_chat_prompt_tokens(
     known here.
     """
     return estimate_flattened_tokens(
-        len(flatten_messages(messages, tools)), count_image_parts(messages)
+        measure_text(flatten_messages(messages, tools)), count_image_parts(messages)
     )
 
 

@@ -4,7 +4,6 @@
 Source: docs/reference/text_requests.md.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -20,7 +19,6 @@ from pydantic import (
     model_validator,
 )
 
-from horde.chat_contract import CHARACTERS_PER_PROMPT_TOKEN
 from horde.classes.kobold._chat_context import grow_context
 from horde.classes.kobold.text_params import (
     DEFAULT_MAX_CONTEXT_LENGTH,
@@ -30,6 +28,7 @@ from horde.classes.kobold.text_params import (
 )
 from horde.exceptions import BadRequest, PayloadInvalid
 from horde.return_codes import ReturnCode
+from horde.token_estimate import estimate_prompt_tokens, measure_text
 
 MAX_TARGETED_WORKERS = 5  # further ids are dropped, as they always were on text
 MAX_EXTRA_SOURCE_IMAGES = 5
@@ -156,7 +155,7 @@ def parse_text_request(body: Mapping[str, Any]) -> TextRequest:
 
 def estimate_text_prompt_tokens(prompt: str) -> int:
     """Tokens a prompt is reckoned to need: careful, since no tokenizer is known here."""
-    return math.ceil(len(prompt) / CHARACTERS_PER_PROMPT_TOKEN)
+    return estimate_prompt_tokens(measure_text(prompt))
 
 
 def size_text_context(request: TextRequest, *, growth_bound: int | None) -> int:
