@@ -19,8 +19,9 @@ from horde.exceptions import ServiceUnavailable
 
 logger = logging.getLogger(__name__)
 
-DEADLOCK_ATTEMPTS = 4
+DEADLOCK_ATTEMPTS = 5
 DEADLOCK_CODES = frozenset({"40P01", "40001"})  # deadlock detected, serialization failure
+LOCK_NOT_AVAILABLE = "55P03"
 # Connection exceptions, operator intervention, out of connections.
 LOST_CONNECTION_CLASSES = ("08", "57P", "53")
 _AFTER_COMMIT = "horde.after_commit"
@@ -29,6 +30,18 @@ READS_ALONE = "horde_reads_alone"  # execution option of the connections that `r
 
 class Base(DeclarativeBase):
     """Parent of every row class."""
+
+
+class RowsLocked(ServiceUnavailable):
+    """503: others held the rows for longer than the statement was allowed to wait."""
+
+
+class TransactionLost(ServiceUnavailable):
+    """503: the database ended the transaction so that others could go on; nothing of it is stored.
+
+    `run_transaction` and `retry_deadlocks` run the work again, so a client sees it only after
+    several attempts.
+    """
 
 
 class _State:
@@ -107,8 +120,8 @@ def transaction() -> Iterator[Session]:
         raise ServiceUnavailable("The database is busy. Try again later.") from error
     except DBAPIError as error:
         _roll_back_quietly(session)
-        if _is_lost(error):
-            raise ServiceUnavailable("The database cannot be reached. Try again later.") from error
+        if (unavailable := _find_unavailability(error)) is not None:
+            raise unavailable from error
         raise
     except BaseException:
         _roll_back_quietly(session)
@@ -133,8 +146,8 @@ def reading() -> Iterator[Session]:
     except PoolTimeoutError as error:
         raise ServiceUnavailable("The database is busy. Try again later.") from error
     except DBAPIError as error:
-        if _is_lost(error):
-            raise ServiceUnavailable("The database cannot be reached. Try again later.") from error
+        if (unavailable := _find_unavailability(error)) is not None:
+            raise unavailable from error
         raise
     finally:
         session.close()
@@ -180,19 +193,35 @@ def after_commit(session: Session, call: Callable[[], object]) -> None:
     session.info.setdefault(_AFTER_COMMIT, []).append(call)
 
 
+def run_transaction[T](work: Callable[[Session], T]) -> T:
+    """What `work` returns, once its transaction is committed; run again when a deadlock ended it.
+
+    The way to write rows that others write too. `work` may run several times, each time on what is
+    stored, so it changes nothing outside the session; what tells others goes through
+    `after_commit`. Raises ServiceUnavailable when the database is away, or when deadlocks go on.
+    """
+
+    def attempt() -> T:
+        with transaction() as session:
+            return work(session)
+
+    return retry_deadlocks(attempt)
+
+
 def retry_deadlocks[T](work: Callable[[], T]) -> T:
     """Run a whole transaction again when the database broke a deadlock by ending it.
 
-    `work` opens its own transaction, so a retry starts from what is stored.
+    `work` opens its own transaction, so a retry starts from what is stored. Where the last attempt
+    ends so too it raises ServiceUnavailable, which no retry around this one takes for its own.
     """
-    for attempt in range(1, DEADLOCK_ATTEMPTS):
+    for attempt in range(1, DEADLOCK_ATTEMPTS + 1):
         try:
             return work()
-        except DBAPIError as error:
-            if getattr(error.orig, "pgcode", None) not in DEADLOCK_CODES:
-                raise
+        except TransactionLost as lost:
+            if attempt == DEADLOCK_ATTEMPTS:
+                raise ServiceUnavailable(lost.message) from lost
             time.sleep(random.uniform(0.025, 0.1) * attempt)
-    return work()
+    raise AssertionError("the last attempt returns or raises")
 
 
 def _run_after_commit(session: Session) -> None:
@@ -212,6 +241,18 @@ def _roll_back_quietly(session: Session) -> None:
         session.rollback()
     except DBAPIError:
         session.invalidate()
+
+
+def _find_unavailability(error: DBAPIError) -> ServiceUnavailable | None:
+    """What a client is told of a failure that a later attempt may not meet; None for a defect."""
+    code = getattr(error.orig, "pgcode", None)
+    if code in DEADLOCK_CODES:
+        return TransactionLost("The database is busy. Try again.")
+    if code == LOCK_NOT_AVAILABLE:
+        return RowsLocked("The database is busy. Try again.")
+    if _is_lost(error):
+        return ServiceUnavailable("The database cannot be reached. Try again later.")
+    return None
 
 
 def _is_lost(error: DBAPIError) -> bool:

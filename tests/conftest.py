@@ -35,6 +35,11 @@ def get_process_name(config: pytest.Config) -> str | None:
     return None if is_first_process(config) else str(config.workerinput["workerid"])  # type: ignore[attr-defined]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """How long the stress test runs."""
+    parser.addoption("--stress-seconds", type=float, default=20.0, help="length of the stress test")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Name the run's folder before xdist starts its processes."""
     if is_first_process(config):

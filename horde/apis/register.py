@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """The page on which a person makes an account. It works without JavaScript."""
 
+from functools import partial
+
 from flask import Blueprint, Response, current_app, make_response, render_template, request
 from flask.views import MethodView
 from flask_restx import Api
@@ -11,7 +13,7 @@ from horde.classes.base.user import MAX_USERNAME_LENGTH
 from horde.database.stats import read_horde_modes
 from horde.database.users import clean_username, create_user
 from horde.database.workers import is_profane
-from horde.db import transaction
+from horde.db import reading, run_transaction
 from horde.limiter import limit_register
 
 DEFAULT_USERNAME = "Pseudonymous"
@@ -49,14 +51,14 @@ class Register(MethodView):
         problem = find_username_problem(username)
         if problem is not None:
             return render_page("register.html", 400, problem=problem, username=username)
-        with transaction() as session:
+        with reading() as session:
             if read_horde_modes(session).raid:
                 return render_page(
                     "register.html",
                     403,
                     problem="No accounts are made at the moment. Please come back later.",
                 )
-            made = create_user(session, username=username, now=clock.utcnow())
+        made = run_transaction(partial(create_user, username=username, now=clock.utcnow()))
         return render_page("registered.html", 200, alias=made.user.alias, api_key=made.api_key)
 
 

@@ -81,8 +81,7 @@ def run(args: argparse.Namespace) -> int:
         # Running servers learn of the change through it; without it within seconds.
         redis_ctrl.connect(config)
         users.configure(config)
-        with db.transaction() as session:
-            result = act(session, args)
+        result = db.run_transaction(lambda session: act(session, args))
         fold_postings()  # the servers do it within a second, but there may be none yet
     except (ConfigError, UserRefused, HordeError) as error:
         print(f"horde user: {error}", file=sys.stderr)

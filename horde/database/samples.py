@@ -4,18 +4,19 @@ them.
 """
 
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from uuid import UUID
 
 from sqlalchemy import ColumnElement, case, delete, func, select, update
+from sqlalchemy.orm import Session
 
 from horde import clock
 from horde.classes.base.stats import FulfillmentPerformance, ModelPerformance
 from horde.classes.base.worker import SPEED_BASELINE, WorkerPerformance
 from horde.classes.kobold.worker import TextWorker
 from horde.database.stats import FULFILLMENTS_KEPT, MODEL_SAMPLES_KEPT
-from horde.db import retry_deadlocks, transaction
+from horde.db import retry_deadlocks, run_transaction, transaction
 
 SPEED_SAMPLES = 20
 SPEED_REFRESH_AGE = timedelta(seconds=180)  # workers without a newer sample keep their speed
@@ -99,14 +100,18 @@ def build_stored_speed(mean: ColumnElement[float]) -> ColumnElement[float]:
 def prune_samples() -> None:
     """Drop samples past their use."""
     now = clock.utcnow()
-    with transaction() as session:
-        session.execute(
-            delete(FulfillmentPerformance)
-            .where(FulfillmentPerformance.created < now - FULFILLMENTS_KEPT)
-            .execution_options(synchronize_session=False)
-        )
-        session.execute(
-            delete(ModelPerformance)
-            .where(ModelPerformance.created < now - MODEL_SAMPLES_KEPT)
-            .execution_options(synchronize_session=False)
-        )
+    for sample, kept in (
+        (FulfillmentPerformance, FULFILLMENTS_KEPT),
+        (ModelPerformance, MODEL_SAMPLES_KEPT),
+    ):
+        run_transaction(partial(_delete_samples_before, sample=sample, moment=now - kept))
+
+
+def _delete_samples_before(
+    session: Session,
+    sample: type[FulfillmentPerformance | ModelPerformance],
+    moment: datetime,
+) -> None:
+    session.execute(
+        delete(sample).where(sample.created < moment).execution_options(synchronize_session=False)
+    )

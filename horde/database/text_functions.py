@@ -12,11 +12,13 @@ from uuid import UUID
 
 from sqlalchemy import (
     ARRAY,
+    CTE,
     BigInteger,
     ColumnElement,
     DateTime,
     Float,
     Integer,
+    Update,
     and_,
     any_,
     bindparam,
@@ -57,6 +59,7 @@ from horde.classes.kobold.worker import (
 )
 from horde.db import table_of
 
+CONTESTED_WAIT_MILLISECONDS = 1000  # a claim or a reply holds a row for some milliseconds
 CANDIDATES_PER_CLASS = 20  # enough that workers popping at once each find an unlocked row
 MAX_CACHED_CLASSES = 10_000
 MANY_CLASSES = 200
@@ -387,9 +390,12 @@ _CLAIMED_COLUMNS = (
 )
 
 
-def _build_claim(*, skips_locked: bool) -> Any:
-    """The claim as one statement, built once: candidates unlocked in queue order, one of them
-    locked and taken.
+def _build_claim() -> Any:
+    """The claim as one statement, built once: candidates unlocked in queue order, the best of them
+    that nobody holds locked and taken.
+
+    One row when there are candidates, with the id of the best of them; its other columns are null
+    when others hold all of them.
     """
     waiting = requests.alias("waiting").c
     servable = (
@@ -451,21 +457,45 @@ def _build_claim(*, skips_locked: bool) -> Any:
         "candidates"
     )
     best = (
-        select(candidates.c.id, func.max(candidates.c.is_priority).label("is_priority"))
+        select(
+            candidates.c.id,
+            func.max(candidates.c.is_priority).label("is_priority"),
+            func.max(candidates.c.rank).label("rank"),
+            func.min(candidates.c.created).label("created"),
+        )
         .group_by(candidates.c.id)
-        .subquery("best")
+        .cte("best")
     )
+    order = (best.c.is_priority.desc(), best.c.rank.desc(), best.c.created, best.c.id)
     locking = requests.alias("locked")
-    locked = locking.c
     chosen = (
-        select(locked.id, locked.n)
+        select(locking.c.id, locking.c.n)
         .select_from(locking)
-        .join(best, best.c.id == locked.id)
-        .where(is_live(locked))
-        .order_by(best.c.is_priority.desc(), get_rank(locked).desc(), locked.created, locked.id)
+        .join(best, best.c.id == locking.c.id)
+        .where(is_live(locking.c))
+        .order_by(*order)
         .limit(1)
-        .with_for_update(of=locking, skip_locked=skips_locked)
+        .with_for_update(of=locking, skip_locked=True, key_share=True)
     ).cte("chosen")
+    taken = _build_taking(chosen).cte("taken")
+    first = select(best.c.id).order_by(*order).limit(1).subquery("first")
+    return select(first.c.id.label("first_id"), *taken.c).select_from(
+        first.outerjoin(taken, true())
+    )
+
+
+def _build_claim_of_one() -> Any:
+    """The claim of one request by its id, which waits for whoever holds its row."""
+    chosen = (
+        select(requests.c.id, requests.c.n)
+        .where(requests.c.id == bindparam("pop_request_id"), is_live(requests.c), _waits_briefly)
+        .with_for_update(key_share=True)
+    ).cte("chosen")
+    return _build_taking(chosen)
+
+
+def _build_taking(chosen: CTE) -> Update:
+    """The update that takes generations of the one row that `chosen` locked."""
     stored = requests.c
     taken = case(
         (stored.is_chat, 1), else_=func.least(chosen.c.n, bindparam("pop_wanted", type_=Integer))
@@ -485,8 +515,25 @@ def _build_claim(*, skips_locked: bool) -> Any:
     )
 
 
-_CLAIM = _build_claim(skips_locked=True)
-_WAITING_CLAIM = _build_claim(skips_locked=False)
+# The setting ends with the transaction. Inside the statement it costs no statement of its own.
+_waits_briefly = func.set_config("lock_timeout", str(CONTESTED_WAIT_MILLISECONDS), True).is_not(
+    None
+)
+
+_CLAIM = _build_claim()
+_CLAIM_OF_ONE = _build_claim_of_one()
+
+
+class QueueContestedError(Exception):
+    """Others hold the rows of everything a worker may take; `request_id` is the best of it.
+
+    Raised through the transaction: a lock it kept on a row that it passed over would let two
+    workers wait for each other.
+    """
+
+    def __init__(self, request_id: UUID) -> None:
+        super().__init__("every request is being claimed")
+        self.request_id = request_id
 
 
 def claim_next_request(
@@ -495,11 +542,10 @@ def claim_next_request(
     """Take up to `wanted` generations of the best request this worker may serve; None when nothing
     is free.
 
-    One conditional statement: rows being claimed by others are skipped, so two pops seldom wait for
-    each other and never take the same generation. Where all are being claimed, as with one request
-    of many generations, a second waits its turn: an idle answer would keep the worker away for
-    seconds. Nothing is taken until the caller commits it with its job rows; until then the caller
-    holds no other row.
+    One conditional statement that waits for nobody: rows being claimed by others are skipped, so
+    two pops never take the same generation. Raises QueueContestedError when others hold them all.
+    Nothing is taken until the caller commits it with its job rows; until then the caller holds no
+    other row.
     """
     if not queue.classes:
         return None
@@ -514,12 +560,32 @@ def claim_next_request(
         "pop_wanted": wanted,
         "pop_new_expiry": now + REQUEST_TTL,
     }
-    row = (
-        session.execute(_CLAIM, values).one_or_none()
-        or session.execute(_WAITING_CLAIM, values).one_or_none()
-    )
+    row = session.execute(_CLAIM, values).one_or_none()
     if row is None:
         return None
+    if row.id is None:
+        raise QueueContestedError(row.first_id)
+    return _build_claimed_request(row, queue)
+
+
+def claim_contested_request(
+    session: Session, queue: ServableQueue, request_id: UUID, *, wanted: int, now: datetime
+) -> ClaimedRequest | None:
+    """Take up to `wanted` generations of a request whose row others held; None when they took all.
+
+    Waits for them, a second at most: raises RowsLocked then. The caller's transaction must hold no
+    row yet, so that whoever waits is waited for by nobody.
+    """
+    values = {
+        "pop_request_id": request_id,
+        "pop_wanted": wanted,
+        "pop_new_expiry": now + REQUEST_TTL,
+    }
+    row = session.execute(_CLAIM_OF_ONE, values).one_or_none()
+    return None if row is None else _build_claimed_request(row, queue)
+
+
+def _build_claimed_request(row: Any, queue: ServableQueue) -> ClaimedRequest:
     request = TextWaitingPrompt(**{name: getattr(row, name) for name in _CLAIMED_COLUMNS})
     return ClaimedRequest(
         request=request,

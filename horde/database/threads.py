@@ -52,7 +52,7 @@ from horde.database.workers import (
     compute_online_worker_records,
     publish_online_worker_records,
 )
-from horde.db import after_commit, retry_deadlocks, transaction
+from horde.db import after_commit, retry_deadlocks, run_transaction, transaction
 from horde.logger import get_logger
 
 logger = get_logger(__name__)
@@ -164,12 +164,14 @@ def _abort_stale_job(job_id: UUID) -> bool:
         # The order of every writer: the request, then the job. With the job locked its lease cannot
         # be renewed.
         session.execute(
-            select(WaitingPrompt.id).where(WaitingPrompt.id == job.wp_id).with_for_update()
+            select(WaitingPrompt.id)
+            .where(WaitingPrompt.id == job.wp_id)
+            .with_for_update(key_share=True)
         )
         still_stale = select(ProcessingGeneration.id).where(
             ProcessingGeneration.id == job_id, *_is_past_lease(now)
         )
-        if session.scalar(still_stale.with_for_update()) is None:
+        if session.scalar(still_stale.with_for_update(key_share=True)) is None:
             return False
         fault = fault_job(session, job, is_raid=get_horde_modes(session).raid, now=now)
         if not fault.is_applied:
@@ -223,7 +225,11 @@ def _list_failing_requests(session: Session) -> list[UUID]:
 
 def _fault_failing_request(wp_id: UUID) -> bool:
     with transaction() as session:
-        session.execute(select(WaitingPrompt.id).where(WaitingPrompt.id == wp_id).with_for_update())
+        session.execute(
+            select(WaitingPrompt.id)
+            .where(WaitingPrompt.id == wp_id)
+            .with_for_update(key_share=True)
+        )
         if not WaitingPrompt.mark_faulted_after_repeated_faults(session, wp_id):
             return False
         if not has_pending_jobs(session, wp_id):
@@ -374,15 +380,18 @@ def classify_requests() -> int:
     """Give waiting requests of an older server their queue class, without which no pop sees them;
     how many got one.
     """
-    with transaction() as session:
-        requests = list_unclassified_requests(session, UNCLASSIFIED_REQUESTS_A_BATCH)
-        for wp_id, facts in requests:
-            session.execute(
-                update(WaitingPrompt)
-                .where(WaitingPrompt.id == wp_id, WaitingPrompt.queue_class.is_(None))
-                .values(queue_class=compute_queue_class(facts))
-                .execution_options(synchronize_session=False)
-            )
+    return run_transaction(_classify_batch)
+
+
+def _classify_batch(session: Session) -> int:
+    requests = list_unclassified_requests(session, UNCLASSIFIED_REQUESTS_A_BATCH)
+    for wp_id, facts in sorted(requests, key=lambda request: request[0]):
+        session.execute(
+            update(WaitingPrompt)
+            .where(WaitingPrompt.id == wp_id, WaitingPrompt.queue_class.is_(None))
+            .values(queue_class=compute_queue_class(facts))
+            .execution_options(synchronize_session=False)
+        )
     return len(requests)
 
 

@@ -4,9 +4,11 @@ commits.
 """
 
 import random
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from threading import Barrier
 from typing import Any
@@ -16,9 +18,10 @@ import pytest
 from flask import Flask
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import select, text
+from sqlalchemy import Connection, NullPool, create_engine, select, text
 
 from devtools.services import ServiceAddresses
+from horde import db
 from horde.classes.base.stats import TextGenStatistic
 from horde.classes.base.user import UserRoleTypes
 from horde.classes.base.waiting_prompt import WaitingPrompt, WPAllowedWorkers
@@ -144,6 +147,80 @@ def test_many_requests_are_handed_out_once_each(horde: TextHorde, keys: list[str
     for _ in range(2):
         assert None not in [answer.json["id"] for answer in at_once(*pops(horde, keys))]
     assert all(len(list_jobs(request_id)) == 1 for request_id in wanted)
+
+
+@contextmanager
+def holding(*request_ids: str) -> Iterator[Connection]:
+    """Another transaction that has these requests' rows locked, as a pop or a reply has them."""
+    engine = create_engine(db.require_engine().url, poolclass=NullPool)
+    with engine.connect() as other:
+        statement = "SELECT FROM waiting_prompts WHERE id = ANY(CAST(:ids AS uuid[])) FOR UPDATE"
+        other.execute(text(statement), {"ids": list(request_ids)})
+        yield other
+
+
+def wait_for_waiter() -> None:
+    """Return once a statement waits for a row; it may hold none meanwhile, so nobody waits for it."""
+    waiter = "SELECT backend_xid FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        with transaction() as session:
+            rows = session.execute(text(waiter)).all()
+        if rows:
+            # Whoever locked or wrote a row has a transaction id.
+            assert [row.backend_xid for row in rows] == [None]
+            return
+        time.sleep(0.01)
+    pytest.fail("nobody waited")
+
+
+def test_a_worker_waits_its_turn_for_a_request_that_others_are_claiming(
+    horde: TextHorde, keys: list[str]
+) -> None:
+    enlist(horde, keys[:1])
+    request_id, other_id = horde.queue(params={"n": 3}), horde.queue(prompt="another")
+    with ThreadPoolExecutor(1) as pool:
+        with holding(request_id, other_id):
+            popping = pool.submit(horde.pop, *names(keys)[0])
+            wait_for_waiter()
+        assert popping.result(30).json["id"] is not None
+    assert [str(job.wp_id) for job in list_every_job()] == [request_id]
+
+
+def test_a_worker_whose_turn_finds_nothing_left_is_answered_as_idle(
+    horde: TextHorde, keys: list[str]
+) -> None:
+    enlist(horde, keys[:1])
+    request_id = horde.queue()
+    with ThreadPoolExecutor(1) as pool:
+        with holding(request_id) as other:
+            popping = pool.submit(horde.pop, *names(keys)[0])
+            wait_for_waiter()
+            other.execute(text("UPDATE waiting_prompts SET n = 0"))
+            other.commit()
+        answer = popping.result(30)
+    assert (answer.status_code, answer.json["id"]) == (200, None)
+
+
+def test_a_worker_does_not_wait_for_ever_for_a_row_that_stays_locked(
+    horde: TextHorde, keys: list[str]
+) -> None:
+    enlist(horde, keys[:1])
+    request_id = horde.queue()
+    with holding(request_id):
+        answer = horde.pop(*names(keys)[0])
+    assert (answer.status_code, answer.json["id"]) == (200, None)
+    assert horde.pop(*names(keys)[0]).json["id"] is not None
+
+
+def test_a_worker_takes_what_nobody_holds_without_waiting(
+    horde: TextHorde, keys: list[str]
+) -> None:
+    enlist(horde, keys[:1])
+    held, free = horde.queue(), horde.queue(prompt="another")
+    with holding(held):
+        assert horde.pop(*names(keys)[0]).json["id"] is not None
+    assert [str(job.wp_id) for job in list_every_job()] == [free]
 
 
 def test_two_submits_of_a_reply_pay_once(horde: TextHorde) -> None:

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
 from horde.database.text_jobs import JobFacts, record_job_refusal
-from horde.db import transaction
+from horde.db import run_transaction
 from horde.exceptions import HordeError, ServiceUnavailable
 from horde.logger import get_logger
 from horde.return_codes import ReturnCode
@@ -53,7 +53,6 @@ def record_worker_fault(job: JobFacts, fault_reason: str | None) -> None:
 def _write_quietly(write: Callable[[Session], object]) -> None:
     """Run a write whose failure must not change the answer."""
     try:
-        with transaction() as session:
-            write(session)
+        run_transaction(write)
     except (ServiceUnavailable, DBAPIError):
         logger.warning("horde.job_submit.record_failed")

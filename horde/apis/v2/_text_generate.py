@@ -6,6 +6,7 @@ refuse.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -44,7 +45,7 @@ from horde.database.text_requests import (
     insert_text_request,
     require_worker_ids,
 )
-from horde.db import retry_deadlocks, transaction
+from horde.db import run_transaction
 from horde.exceptions import BadRequest, Forbidden, ServiceUnavailable
 from horde.limiter import whitelist_address
 from horde.return_codes import ReturnCode
@@ -219,26 +220,24 @@ def activate(
     """
     submitter = stored.admission.submitter
 
-    def work() -> bool:
-        with transaction() as session:
-            return activate_text_request(
-                session,
-                stored.id,
-                caller=submitter.caller,
-                sharedkey_id=submitter.sharedkey_id,
-                tax=compute_activation_tax(stored.image_count),
-                priority=compute_starting_priority(
-                    submitter.caller, is_downgraded=submitter.is_downgraded
-                ),
-                claim=claim,
-                now=now,
-            )
+    def work(session: Session) -> bool:
+        return activate_text_request(
+            session,
+            stored.id,
+            caller=submitter.caller,
+            sharedkey_id=submitter.sharedkey_id,
+            tax=compute_activation_tax(stored.image_count),
+            priority=compute_starting_priority(
+                submitter.caller, is_downgraded=submitter.is_downgraded
+            ),
+            claim=claim,
+            now=now,
+        )
 
     try:
-        is_active = retry_deadlocks(work)
+        is_active = run_transaction(work)
     except IntegrityError:
-        with transaction() as session:
-            delete_inactive_request(session, stored.id, now)
+        run_transaction(partial(delete_inactive_request, wp_id=stored.id, now=now))
         raise
     if not is_active:
         # The cleaner took the row for abandoned, perhaps before all of them were stored.

@@ -4,9 +4,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import cache
+from functools import cache, partial
 from typing import Annotated, Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from horde_sdk.worker.chat_declaration import ChatImageTransport
 from pydantic import Field
@@ -43,7 +43,10 @@ from horde.database.functions import find_named_text_worker, note_text_workers_c
 from horde.database.kudos import append_movements
 from horde.database.stats import HordeModes, get_horde_modes
 from horde.database.text_functions import (
+    ClaimedRequest,
+    QueueContestedError,
     ServableQueue,
+    claim_contested_request,
     claim_next_request,
     get_sorted_text_wp_filtered_to_worker,
     show_request_to_paused,
@@ -51,7 +54,7 @@ from horde.database.text_functions import (
 from horde.database.text_jobs import AssignedJobs, assign_jobs
 from horde.database.users import Caller
 from horde.database.workers import clean_shown_text, is_profane
-from horde.db import after_commit, insert_rows, table_of
+from horde.db import RowsLocked, after_commit, insert_rows, run_transaction, table_of
 from horde.exceptions import BadRequest, Forbidden, HordeError
 from horde.model_reference import get_text_model_multiplier, is_known_text_model
 from horde.return_codes import ReturnCode
@@ -472,7 +475,6 @@ def build_idle_pop(queue: ServableQueue) -> PoppedJobs:
 
 
 def take_jobs(
-    session: Session,
     worker: TextWorker,
     queue: ServableQueue,
     models: Sequence[str],
@@ -481,13 +483,48 @@ def take_jobs(
     amount: int,
     now: datetime,
 ) -> PoppedJobs:
-    """Claim a request and write its jobs, in the caller's transaction; without one, the body of an
-    idle pop.
+    """Claim a request and write its jobs, in a transaction; without one, the body of an idle pop.
+
+    Where others are just taking or settling all there is, the best of it is waited for, in a
+    transaction of its own: they mostly leave something, and an idle answer would keep the worker
+    away for seconds.
+    """
+
+    def take(session: Session, contested_id: UUID | None = None) -> PoppedJobs:
+        if contested_id is None:
+            claimed = claim_next_request(session, queue, wanted=amount, now=now)
+        else:
+            claimed = claim_contested_request(session, queue, contested_id, wanted=amount, now=now)
+        return write_jobs(
+            session, claimed, worker, queue, models, owner=owner, amount=amount, now=now
+        )
+
+    try:
+        return run_transaction(take)
+    except QueueContestedError as contested:
+        wait_and_take = partial(take, contested_id=contested.request_id)
+    try:
+        return run_transaction(wait_and_take)
+    except RowsLocked:
+        return build_idle_pop(queue)
+
+
+def write_jobs(
+    session: Session,
+    claimed: ClaimedRequest | None,
+    worker: TextWorker,
+    queue: ServableQueue,
+    models: Sequence[str],
+    *,
+    owner: LeaseOwner,
+    amount: int,
+    now: datetime,
+) -> PoppedJobs:
+    """Write the jobs of a claim in its transaction; without a claim, the body of an idle pop.
 
     A paused worker gets jobs of its owner, else fakes, so that whoever runs it does not learn that
     it is paused.
     """
-    claimed = claim_next_request(session, queue, wanted=amount, now=now)
     is_fake = claimed is None and worker.paused and not worker.maintenance
     if is_fake:
         claimed = show_request_to_paused(session, queue, worker, wanted=amount, now=now)

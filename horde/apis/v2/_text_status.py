@@ -2,6 +2,9 @@
 """The steps of a status and of a cancel, of text and chat alike."""
 
 from typing import Any
+from uuid import UUID
+
+from sqlalchemy.orm import Session
 
 from horde.apis.requests import get_config
 from horde.apis.v2 import _chat_cancel as cancelling
@@ -9,8 +12,8 @@ from horde.chat_progress import cancel_progress_streams
 from horde.chat_signal import ChatEvent, publish_chat_event
 from horde.clock import utcnow
 from horde.database.text_requests import cancel_text_request
-from horde.database.text_status import build_text_status, require_request_progress
-from horde.db import reading, transaction
+from horde.database.text_status import RequestProgress, build_text_status, require_request_progress
+from horde.db import reading, run_transaction
 
 
 def answer_status(request_id: str, *, is_chat: bool) -> dict[str, Any]:
@@ -40,7 +43,8 @@ def answer_cancel(request_id: str, *, is_chat: bool) -> dict[str, Any]:
     """
     now = utcnow()
     posted = cancelling.read_posted_characters(request_id) if is_chat else {}
-    with transaction() as session:
+
+    def work(session: Session) -> tuple[dict[str, Any], RequestProgress, bool, list[UUID]]:
         progress = require_request_progress(session, request_id, is_chat=is_chat, now=now)
         status = build_text_status(
             session,
@@ -55,6 +59,9 @@ def answer_cancel(request_id: str, *, is_chat: bool) -> dict[str, Any]:
             if is_chat and is_cancelled
             else []
         )
+        return status, progress, is_cancelled, streamed
+
+    status, progress, is_cancelled, streamed = run_transaction(work)
     if is_chat and is_cancelled:
         cancel_progress_streams(streamed)
         publish_chat_event(progress.id, ChatEvent.CANCELLED, progress.finished)

@@ -6,11 +6,13 @@ settlement.
 from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
+from functools import partial
 from typing import Annotated, Any
 from uuid import UUID
 
 from horde_sdk.generation_parameters.text.chat_policy import ChatConformance
 from pydantic import Field
+from sqlalchemy.orm import Session
 
 from horde import metrics
 from horde.apis.requests import get_config
@@ -46,7 +48,7 @@ from horde.database.text_jobs import (
 from horde.database.text_status import CSAM_METADATA, get_generation_state
 from horde.database.users import Caller
 from horde.database.workers import parse_id
-from horde.db import retry_deadlocks, transaction
+from horde.db import reading, run_transaction
 from horde.exceptions import BadRequest, Forbidden, NotFound
 from horde.logger import get_logger
 from horde.model_reference import get_text_model_multiplier, is_known_text_model
@@ -184,15 +186,18 @@ def settle(job: JobFacts, submitted: Submitted, *, dropped_tool_calls: int, now:
     """
     kudos = compute_reward(job, submitted.tokens)
     if job.is_fake:
-        with transaction() as session:
-            is_stored = store_fake_reply(session, job, submitted)
+        is_stored = run_transaction(partial(store_fake_reply, job=job, submitted=submitted))
         if not is_stored:
             raise _JobLost
         return float(kudos)
-    with transaction() as session:
+
+    def work(session: Session) -> Settlement:
         settlement = settle_job(session, job, submitted, kudos, now)
         if settlement is None:
             raise _JobLost
+        return settlement
+
+    settlement = run_transaction(work)
     _report_stored(job, submitted, settlement, dropped_tool_calls, now)
     return float(kudos)
 
@@ -212,7 +217,7 @@ def settle_or_refuse(
         return settle(job, submitted, dropped_tool_calls=dropped_tool_calls, now=now)
     except _JobLostError:
         pass
-    with transaction() as session:
+    with reading() as session:
         ended = find_job(session, job.id)
     raise build_lost_refusal(replace(job, is_faulted=True) if ended is None else ended)
 
@@ -292,9 +297,12 @@ def fault(job: JobFacts, *, is_raid: bool, now: datetime) -> float:
     """
     if job.is_completed:
         raise build_lost_refusal(job)
-    with transaction() as session:
+
+    def work(session: Session) -> tuple[Fault, JobFacts | None]:
         outcome = fault_job(session, job, is_raid=is_raid, now=now)
-        ended = None if outcome.is_applied else find_job(session, job.id)
+        return outcome, None if outcome.is_applied else find_job(session, job.id)
+
+    outcome, ended = run_transaction(work)
     if ended is not None and ended.is_completed:
         raise build_lost_refusal(ended)
     if outcome.is_applied and not outcome.is_fake:
@@ -307,16 +315,15 @@ def give_back_unreadable(job_id: UUID, now: datetime) -> None:
     against the worker.
     """
 
-    def work() -> tuple[JobFacts, Fault] | None:
-        with transaction() as session:
-            job = find_job(session, job_id)
-            if job is None or not job.is_pending:
-                return None
-            rc = ReturnCode.CHAT_IMAGE_STORAGE_UNAVAILABLE
-            TextWaitingPrompt.record_chat_refusal(session, job.wp_id, UNREADABLE_INPUT, rc)
-            return job, fault_job(session, job, is_raid=False, now=now, blames_worker=False)
+    def work(session: Session) -> tuple[JobFacts, Fault] | None:
+        job = find_job(session, job_id)
+        if job is None or not job.is_pending:
+            return None
+        rc = ReturnCode.CHAT_IMAGE_STORAGE_UNAVAILABLE
+        TextWaitingPrompt.record_chat_refusal(session, job.wp_id, UNREADABLE_INPUT, rc)
+        return job, fault_job(session, job, is_raid=False, now=now, blames_worker=False)
 
-    ended = retry_deadlocks(work)
+    ended = run_transaction(work)
     if ended is not None and ended[1].is_applied:
         _report_fault(*ended)
 

@@ -4,9 +4,11 @@
 from collections.abc import Mapping
 from dataclasses import asdict
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 from flask_restx import Api, Namespace, Resource
+from sqlalchemy.orm import Session
 
 from horde import chat_signal, clock
 from horde.apis.bodies import Body, Query, read_body, read_query
@@ -17,7 +19,6 @@ from horde.classes.kobold.text_request import MAX_MODEL_NAME_LENGTH
 from horde.database.caches import TimedCache
 from horde.database.stats import (
     ModelFigures,
-    StoppedRequest,
     compute_model_figures,
     get_horde_modes,
     get_model_figures,
@@ -28,7 +29,7 @@ from horde.database.stats import (
 )
 from horde.database.text_functions import ChatModelOffer, get_chat_model_offers
 from horde.database.users import Caller, find_caller, is_admin
-from horde.db import retry_deadlocks, transaction
+from horde.db import run_transaction, transaction
 from horde.exceptions import BadRequest, Forbidden, NotFound, Unauthorized
 from horde.limiter import limit_modes
 from horde.model_reference import is_known_text_model
@@ -227,15 +228,18 @@ class Modes(Resource):
         """
         body = read_body(ModesBody)
         api_key = require_api_key()
-        with transaction() as session:
+        changes = body.model_dump(exclude_none=True)
+
+        def work(session: Session) -> None:
             caller = find_caller(session, api_key)
             if caller is None:
                 raise Unauthorized("No user with this API key.", ReturnCode.INVALID_API_KEY)
-            changes = body.model_dump(exclude_none=True)
             check_may_set_modes(caller, changes)
             set_horde_modes(
                 session, {name.removesuffix("_mode"): value for name, value in changes.items()}
             )
+
+        run_transaction(work)
         if body.maintenance_mode:
             end_waiting_requests()
         return changes
@@ -258,7 +262,7 @@ def check_may_set_modes(caller: Caller, changes: Mapping[str, bool]) -> None:
 def end_waiting_requests() -> None:
     """End every waiting request, batch by batch, and tell those who wait for a chat request."""
     while True:
-        stopped = retry_deadlocks(_stop_batch)
+        stopped = run_transaction(partial(stop_waiting_requests, now=clock.utcnow()))
         if not stopped:
             return
         for ended in stopped:
@@ -290,11 +294,6 @@ def build_entry(model: ModelFigures) -> Entry:
         "name": model.name,
         "count": model.count,
     }
-
-
-def _stop_batch() -> list[StoppedRequest]:
-    with transaction() as session:
-        return stop_waiting_requests(session, clock.utcnow())
 
 
 def register(api: Api) -> None:

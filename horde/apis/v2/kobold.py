@@ -7,6 +7,7 @@ neighbours. Source: docs/reference/text_requests.md and docs/reference/chat_requ
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -52,6 +53,7 @@ from horde.classes.kobold.text_params import check_text_param_rules
 from horde.classes.kobold.text_request import (
     MAX_MODEL_NAME_LENGTH,
     MAX_TARGETED_WORKERS,
+    TextRequest,
     parse_lenient_body,
     parse_text_request,
 )
@@ -69,7 +71,7 @@ from horde.database.text_requests import (
     require_worker_ids,
 )
 from horde.database.users import Caller, build_lease_key_of, find_caller
-from horde.db import reading, transaction
+from horde.db import reading, retry_deadlocks, run_transaction, transaction
 from horde.exceptions import (
     Forbidden,
     HordeError,
@@ -128,7 +130,11 @@ class TextAsyncGenerate(Resource):
         """Queue a text request. 202 {id, kudos, message?}; 200 {kudos, resolved} for a dry run."""
         text = parse_text_request(read_json_object())
         api_key = require_api_key()
-        now = utcnow()
+        return retry_deadlocks(lambda: self.queue(text, api_key, utcnow()))
+
+    @staticmethod
+    def queue(text: TextRequest, api_key: str, now: datetime) -> tuple[dict[str, Any], int]:
+        """The steps from the account to the activation."""
         with transaction() as session:
             prompting.check_style(text)
             context_length = prompting.size_text_request(session, text, now)
@@ -203,7 +209,7 @@ class ChatAsyncGenerate(Resource):
         api_key = require_api_key()
         claim = chatting.build_claim(chat)
         try:
-            return self.queue(chat, api_key, claim, utcnow())
+            return retry_deadlocks(lambda: self.queue(chat, api_key, claim, utcnow()))
         except (Forbidden, TooManyRequests) as refused:
             twin = chatting.find_twin(refused, api_key, claim)
             if claim is None or twin is None:
@@ -307,9 +313,10 @@ class ChatAsyncGenerate(Resource):
             picturing.check_inlined_size(messages, jpegs)
             return jpegs
         except HordeError:
-            with transaction() as session:
-                # Nothing is stored yet.
-                delete_inactive_request(session, stored.id, now, object_keys=())
+            # Nothing is stored yet.
+            run_transaction(
+                partial(delete_inactive_request, wp_id=stored.id, now=now, object_keys=())
+            )
             raise
 
     @classmethod
@@ -336,9 +343,10 @@ class ChatAsyncGenerate(Resource):
         except StoreUnavailable as error:
             if isinstance(error, StoreLeftAlone):
                 sent.pop()
-            with transaction() as session:
-                # No key that was never sent: a long outage would fill the retry set with them.
-                delete_inactive_request(session, stored.id, now, object_keys=sent)
+            # No key that was never sent: a long outage would fill the retry set with them.
+            run_transaction(
+                partial(delete_inactive_request, wp_id=stored.id, now=now, object_keys=sent)
+            )
             raise ServiceUnavailable(
                 STORE_AWAY, ReturnCode.CHAT_IMAGE_STORAGE_UNAVAILABLE
             ) from error
@@ -362,8 +370,7 @@ class ChatAsyncGenerate(Resource):
             packs=config.chat_messages_offload_gzip,
         )
         if offload is not None:
-            with transaction() as session:
-                mark_messages_offloaded(session, wp_id)
+            run_transaction(partial(mark_messages_offloaded, wp_id=wp_id))
         return offload
 
     @staticmethod
@@ -480,17 +487,19 @@ class TextJobPop(Resource):
                 queue = popping.read_queue(session, worker, models, caller, priority_user_ids, now)
         if pending.is_needed:
             # Committed before the queue is read: nobody waits for the worker's row.
-            with transaction() as session:
-                popping.write_check_in(session, worker, pending, models, caller, now)
+            run_transaction(
+                lambda session: popping.write_check_in(
+                    session, worker, pending, models, caller, now
+                )
+            )
             with reading() as session:
                 queue = popping.read_queue(session, worker, models, caller, priority_user_ids, now)
         popped = popping.build_idle_pop(queue)
         if queue.classes:
             owner = LeaseOwner(build_lease_key_of(api_key), caller.is_trusted)
-            with transaction() as session:
-                popped = popping.take_jobs(
-                    session, worker, queue, models, owner=owner, amount=body.amount, now=now
-                )
+            popped = popping.take_jobs(
+                worker, queue, models, owner=owner, amount=body.amount, now=now
+            )
         if popped.jobs is None and worker.maintenance:
             raise Forbidden(worker.maintenance_msg, ReturnCode.WORKER_MAINTENANCE)
         popped = self.load_stored_input(popped, now)

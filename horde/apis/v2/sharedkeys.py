@@ -29,7 +29,7 @@ from horde.database.sharedkeys import (
     find_shared_key,
 )
 from horde.database.users import Caller, find_caller, parse_uuid
-from horde.db import reading, retry_deadlocks, transaction
+from horde.db import reading, run_transaction
 from horde.exceptions import BadRequest, Forbidden, Unauthorized
 from horde.limiter import limit_sharedkey_create
 from horde.return_codes import ReturnCode
@@ -102,7 +102,8 @@ class SharedKeys(Resource):
         body = read_body(SharedKeyBody)
         api_key = require_api_key()
         now = clock.utcnow()
-        with transaction() as session:
+
+        def work(session: Session) -> Details:
             caller = require_owner(session, api_key)
             allowed = get_allowed_count(caller)
             if count_shared_keys_before_a_new_one(session, caller.id) >= allowed:
@@ -111,6 +112,8 @@ class SharedKeys(Resource):
                 )
             sharedkey_id = create_shared_key(session, caller.id, body.list_columns(now), now)
             return build_details(require_shared_key(session, str(sharedkey_id)))
+
+        return run_transaction(work)
 
 
 @namespace.route("/<string:sharedkey_id>")
@@ -134,7 +137,8 @@ class SharedKeySingle(Resource):
         """Change a shared key as its owner; what is not sent stays."""
         columns = read_body(SharedKeyBody).list_columns(clock.utcnow())
         api_key = require_api_key()
-        with transaction() as session:
+
+        def work(session: Session) -> Details:
             stored = require_own_shared_key(session, api_key, sharedkey_id)
             if not columns:
                 raise BadRequest(
@@ -144,6 +148,8 @@ class SharedKeySingle(Resource):
             change_shared_key(session, stored.id, columns)
             return build_details(require_shared_key(session, sharedkey_id))
 
+        return run_transaction(work)
+
     @namespace.doc(params=REQUIRED_KEY)
     @namespace.response(200, "Deleted", deleted)
     @namespace.response(401, "InvalidAPIKey")
@@ -152,12 +158,11 @@ class SharedKeySingle(Resource):
         """Delete a shared key as its owner, with the requests made by it."""
         api_key = require_api_key()
 
-        def work() -> None:
-            with transaction() as session:
-                stored = require_own_shared_key(session, api_key, sharedkey_id)
-                delete_shared_key(session, stored.id, clock.utcnow())
+        def work(session: Session) -> None:
+            stored = require_own_shared_key(session, api_key, sharedkey_id)
+            delete_shared_key(session, stored.id, clock.utcnow())
 
-        retry_deadlocks(work)
+        run_transaction(work)
         return {"message": "OK"}
 
 

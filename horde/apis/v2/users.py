@@ -3,6 +3,7 @@
 change.
 """
 
+from functools import partial
 from ipaddress import ip_address
 from typing import Annotated, Any
 from uuid import uuid4
@@ -46,7 +47,7 @@ from horde.database.users import (
     update_account,
 )
 from horde.database.workers import is_profane
-from horde.db import retry_deadlocks, transaction
+from horde.db import retry_deadlocks, run_transaction, transaction
 from horde.exceptions import BadRequest, Forbidden, NotFound, PayloadInvalid, Unauthorized
 from horde.limiter import limit_user
 from horde.return_codes import ReturnCode
@@ -212,12 +213,9 @@ class UserSingle(Resource):
         """Change an account. Answers with the new values."""
         body = read_body(UserBody)
         api_key = require_api_key()
-        return retry_deadlocks(lambda: self.change(user_id, body, api_key))
 
-    def change(self, user_id: str, body: UserBody, api_key: str) -> Details:
-        """Check and apply the changes in one transaction."""
-        changes = body.list_changes()
-        with transaction() as session:
+        def work(session: Session) -> Details:
+            changes = body.list_changes()
             caller = require_caller(session, api_key)
             account = find_account(session, require_user_id(user_id))
             if account is None:
@@ -225,6 +223,8 @@ class UserSingle(Resource):
             check_may_change(caller, account, changes)
             check_texts(changes)
             return apply_changes(session, account, changes)
+
+        return run_transaction(work)
 
 
 @namespace.route("/dev/test-user")
@@ -246,10 +246,11 @@ class TestUser(Resource):
         if not is_loopback(request.remote_addr):
             raise Forbidden("Test accounts are made from the machine itself only.")
         body = read_body(TestUserBody)
+        make = partial(make_test_user, body)
         try:
-            answer, status = make_test_user(body)
+            answer, status = retry_deadlocks(make)
         except IntegrityError:  # another request made the account in between
-            answer, status = make_test_user(body)
+            answer, status = retry_deadlocks(make)
         fold_postings()  # so that the kudos can be spent at once
         return answer, status
 

@@ -39,7 +39,7 @@ from horde.database.workers import (
     rename_worker,
     require_worker,
 )
-from horde.db import after_commit, transaction
+from horde.db import after_commit, run_transaction, transaction
 from horde.exceptions import BadRequest, Forbidden, NotFound, PayloadInvalid, Unauthorized
 from horde.limiter import limit_worker
 from horde.return_codes import ReturnCode
@@ -144,7 +144,8 @@ class Worker(Resource):
         """
         changes = read_body(WorkerChanges)
         api_key = require_api_key()
-        with transaction() as session:
+
+        def work(session: Session) -> Details:
             worker = require_worker(session, worker_id)
             caller = require_manager(session, api_key)
             names = {worker.name, changes.name or worker.name}
@@ -153,7 +154,9 @@ class Worker(Resource):
             after_commit(session, lambda: forget_worker_details(worker.id, *names))
             if changes.maintenance is not None or changes.paused is not None:
                 after_commit(session, note_text_workers_changed)
-        return answer
+            return answer
+
+        return run_transaction(work)
 
     @namespace.doc(params=REQUIRED_KEY)
     @namespace.response(200, "The worker is gone", deleted_worker)
@@ -165,7 +168,8 @@ class Worker(Resource):
     def delete(self, worker_id: str) -> Details:
         """Delete a worker, as its owner or a moderator; refused while a job refers to it."""
         api_key = require_api_key()
-        with transaction() as session:
+
+        def work(session: Session) -> Details:
             worker = require_worker(session, worker_id)
             caller = require_manager(session, api_key)
             if not manages(caller, worker):
@@ -174,7 +178,9 @@ class Worker(Resource):
             delete_worker(session, worker)
             after_commit(session, lambda: forget_worker_details(worker.id, worker.name))
             after_commit(session, note_text_workers_changed)
-        return answer
+            return answer
+
+        return run_transaction(work)
 
 
 @namespace.route("/name/<path:worker_name>")

@@ -82,7 +82,9 @@ class ProcessingGeneration(Base):
         see one order. A cancelled or faulted request gets nothing back. A fake job never took
         anything, so it returns nothing.
         """
-        session.execute(select(_requests.c.id).where(_requests.c.id == wp_id).with_for_update())
+        session.execute(
+            select(_requests.c.id).where(_requests.c.id == wp_id).with_for_update(key_share=True)
+        )
         faulted = (
             update(ProcessingGeneration)
             .where(
