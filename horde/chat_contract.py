@@ -6,7 +6,6 @@ Pure: values in, values out. The limits that clients need as well are the SDK's 
 Source: docs/reference/chat_requests.md.
 """
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
@@ -39,6 +38,7 @@ from pydantic import (
 
 from horde.exceptions import BadRequest
 from horde.json_body import parse_json_body as parse_json_body
+from horde.json_text import JsonText, write_document
 from horde.return_codes import ReturnCode
 from horde.token_estimate import TextSize, estimate_prompt_tokens
 
@@ -74,6 +74,7 @@ CHAT_MESSAGE_KEYS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
     }
 )
 """The keys of a message that are stored and sent to workers, by role."""
+SCHEMA_KEYS: Final = ("tools", "response_format")
 
 MAX_STOP_SEQUENCE_COUNT: Final = 128
 MAX_STOP_SEQUENCE_CHARACTERS: Final = 2000  # over all of a request's distinct sequences
@@ -439,7 +440,7 @@ def check_tool_spec_size(tools: object, tool_choice: object, response_format: ob
     does.
     """
     spec = {"tools": tools or [], "tool_choice": tool_choice, "response_format": response_format}
-    if count_utf8_bytes(build_compact_json(spec)) > MAX_CHAT_TOOL_SPEC_BYTES:
+    if count_utf8_bytes(write_document(spec)) > MAX_CHAT_TOOL_SPEC_BYTES:
         path, limit = (
             "tools",
             f"take at most {MAX_CHAT_TOOL_SPEC_BYTES} bytes together with 'tool_choice' and 'response_format'",
@@ -638,9 +639,12 @@ def _broken_history(path: str, detail: str) -> ChatRequestRefused:
 # ------------------------------------------------------------------------------
 
 
-def build_compact_json(value: object) -> str:
-    """JSON without spaces, non-ASCII letters as they are."""
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+def write_schemas(members: Mapping[str, Any]) -> JsonObject:
+    """The keys of a request or a job, with those that hold JSON Schemas as `JsonText`: in the form
+    in which the client wrote them.
+    """
+    written = {key: JsonText(write_document(members[key])) for key in SCHEMA_KEYS if key in members}
+    return {**members, **written}
 
 
 def count_utf8_bytes(text: str) -> int:
@@ -659,7 +663,7 @@ def flatten_chat_message(message: Mapping[str, Any]) -> str:
             part["text"] if part["type"] == "text" else CHAT_IMAGE_PLACEHOLDER for part in content
         )
     if message.get("tool_calls"):
-        pieces.append(build_compact_json(message["tool_calls"]))
+        pieces.append(write_document(message["tool_calls"]))
     return f"{message['role']}: " + "\n".join(pieces)
 
 
@@ -671,7 +675,7 @@ def flatten_chat_messages(
     """
     pieces = [flatten_chat_message(message) for message in messages]
     if tools:
-        pieces.append(build_compact_json(tools))
+        pieces.append(write_document(tools))
     return "\n".join(pieces)
 
 

@@ -8,7 +8,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
-from sqlalchemy import Connection, Engine, Table, create_engine, event, insert
+from sqlalchemy import (
+    Connection,
+    Dialect,
+    Engine,
+    Table,
+    Text,
+    TypeDecorator,
+    create_engine,
+    event,
+    insert,
+)
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
@@ -16,6 +26,7 @@ from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
 from horde import metrics
 from horde.config import Config
 from horde.exceptions import ServiceUnavailable
+from horde.json_text import read_json, write_document
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +53,21 @@ class TransactionLost(ServiceUnavailable):
     `run_transaction` and `retry_deadlocks` run the work again, so a client sees it only after
     several attempts.
     """
+
+
+class WrittenJson(TypeDecorator[Any]):
+    """JSON in a text column, where it keeps the order of its keys and the form of its numbers."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, _dialect: Dialect) -> str | None:
+        """The text that is stored; None is NULL."""
+        return None if value is None else write_document(value)
+
+    def process_result_value(self, value: str | None, _dialect: Dialect) -> Any:
+        """The value whose numbers know how they were written."""
+        return None if value is None else read_json(value)
 
 
 class _State:

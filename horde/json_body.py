@@ -13,10 +13,12 @@ from collections.abc import Iterator
 from typing import Final, NoReturn
 
 from horde.exceptions import BadRequest
+from horde.json_text import hold_float, hold_integer
 from horde.return_codes import ReturnCode
 
-# Far above any accepted shape, far below the interpreter's recursion limit.
-MAX_JSON_DEPTH: Final = 100
+# So far above any accepted shape that what is wrong with a deep one is said by the rule it breaks,
+# and half of what Python's recursion limit allows.
+MAX_JSON_DEPTH: Final = 512
 # A value of two bytes takes sixty in memory and a microsecond of the whole process. A request of
 # 1024 messages with every tool it may carry has some ten thousand; a pop has one for each model.
 MAX_JSON_VALUE_COUNT: Final = 512 * 1024
@@ -39,11 +41,17 @@ _STRING: Final = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 _REPLACEMENT: Final = "\ufffd"
 
 
-def parse_json_body(data: bytes, *, replace_unstorable_characters: bool = False) -> object:
+def parse_json_body(
+    data: bytes,
+    *,
+    replace_unstorable_characters: bool = False,
+    keeps_number_forms: bool = False,
+) -> object:
     """The value a body holds; of a repeated key the last value counts.
 
     With `replace_unstorable_characters` NULs and unpaired surrogates become U+FFFD, because one odd
     character must not cost a worker its reply; without it they are refused, keys included.
+    With `keeps_number_forms` a number knows how it was written, for `json_text.write_document`.
 
     Raises:
         BadRequest: not UTF-8, not JSON, too deep, too many values, or a number no double holds.
@@ -61,7 +69,7 @@ def parse_json_body(data: bytes, *, replace_unstorable_characters: bool = False)
     ):
         raise BadRequest("The body holds too many values.")
     try:
-        value: object = _DECODER.decode(text)
+        value: object = (_FORM_DECODER if keeps_number_forms else _DECODER).decode(text)
     except RecursionError:
         raise _too_deep() from None
     except json.JSONDecodeError as error:
@@ -222,4 +230,9 @@ def _refuse_number() -> NoReturn:
 
 _DECODER: Final = json.JSONDecoder(
     parse_int=_parse_integer, parse_float=_parse_decimal, parse_constant=_refuse_constant
+)
+_FORM_DECODER: Final = json.JSONDecoder(
+    parse_int=lambda text: hold_integer(_parse_integer(text), text),
+    parse_float=lambda text: hold_float(_parse_decimal(text), text),
+    parse_constant=_refuse_constant,
 )

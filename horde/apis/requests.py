@@ -32,7 +32,10 @@ def get_config() -> Config:
 
 
 def read_json_body(
-    limit_bytes: int = DEFAULT_BODY_BYTES, *, replace_unstorable_characters: bool = False
+    limit_bytes: int = DEFAULT_BODY_BYTES,
+    *,
+    replace_unstorable_characters: bool = False,
+    keeps_number_forms: bool = False,
 ) -> object:
     """The JSON value in the body, read no further than one byte past `limit_bytes`.
 
@@ -43,7 +46,9 @@ def read_json_body(
     """
     _check_media_type()
     return parse_json_body(
-        _read_body(limit_bytes), replace_unstorable_characters=replace_unstorable_characters
+        _read_body(limit_bytes),
+        replace_unstorable_characters=replace_unstorable_characters,
+        keeps_number_forms=keeps_number_forms,
     )
 
 

@@ -3,7 +3,6 @@
 asked for.
 """
 
-import json
 import socket
 from collections.abc import Callable, Mapping
 
@@ -13,6 +12,7 @@ from flask_restx.mask import Mask, MaskError
 
 from horde.config import VERSION, Config
 from horde.exceptions import BadRequest
+from horde.json_text import read_json, write_document, write_json
 
 JSON_TYPE = "application/json"
 ALLOWED_METHODS = "POST, GET, OPTIONS, PUT, DELETE, PATCH"
@@ -44,8 +44,8 @@ def write_json_with_standard_library(api: Api) -> None:
     """
 
     @api.representation(JSON_TYPE)
-    def write_json(data: object, status: int, headers: dict[str, str] | None = None) -> Response:
-        response = make_response(json.dumps(data, separators=(",", ":")), status)
+    def write(data: object, status: int, headers: dict[str, str] | None = None) -> Response:
+        response = make_response(write_json(data, ensure_ascii=True), status)
         response.headers.extend(headers or {})
         return response
 
@@ -95,7 +95,7 @@ def apply_field_mask(response: Response) -> Response:
         or not 200 <= response.status_code < 300
     ):
         return response
-    response.set_data(json.dumps(narrow(response.get_json(), g.field_mask), separators=(",", ":")))
+    response.set_data(write_document(narrow(read_json(response.get_data()), g.field_mask)))
     return response
 
 

@@ -4,7 +4,6 @@ tokens a prompt has.
 """
 
 import contextlib
-import json
 import socket
 import threading
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from typing import Any
 import httpx
 
 from horde.bridge.sse import Event, EventTooLong, iter_events
+from horde.json_text import read_json, write_document
 
 CONNECT_TIMEOUT_SECONDS = 10.0
 PROBE_TIMEOUT_SECONDS = 10.0
@@ -174,7 +174,7 @@ class Backend:
     ) -> JsonObject:
         try:
             response = self._client.request(
-                method, url, json=body, timeout=_build_timeout(timeout_seconds)
+                method, url, timeout=_build_timeout(timeout_seconds), **_write_body(body)
             )
         except httpx.ReadTimeout as error:  # longer than the lease of the job
             raise BackendUnavailable(f"no answer within {timeout_seconds:.0f} s") from error
@@ -206,7 +206,7 @@ class ChatStream:
         """
         try:
             with self._client.stream(
-                "POST", self._url, json=self._body, timeout=self._timeout
+                "POST", self._url, timeout=self._timeout, **_write_body(self._body)
             ) as response:
                 if not self._enter(response):
                     return
@@ -267,7 +267,7 @@ def _read_answer(response: httpx.Response) -> Iterator[JsonObject]:
 
 def _parse_chunk(event: Event) -> JsonObject:
     try:
-        chunk = json.loads(event.data)
+        chunk = read_json(event.data)
     except (ValueError, RecursionError) as error:
         raise BackendUnavailable("a chunk of the stream cannot be read") from error
     if isinstance(chunk, dict) and not event.is_error and chunk.get("error") is None:
@@ -296,6 +296,16 @@ def _has_finish_reason(chunk: JsonObject) -> bool:
     return isinstance(choice, dict) and choice.get("finish_reason") is not None
 
 
+def _write_body(body: JsonObject | None) -> JsonObject:
+    """What httpx sends: the client's schemas in the form in which they came, which its own writer
+    would change.
+    """
+    if body is None:
+        return {}
+    headers = {"Content-Type": "application/json"}
+    return {"content": write_document(body).encode(), "headers": headers}
+
+
 def _build_timeout(seconds: float) -> httpx.Timeout:
     return httpx.Timeout(seconds, connect=min(CONNECT_TIMEOUT_SECONDS, seconds))
 
@@ -303,7 +313,7 @@ def _build_timeout(seconds: float) -> httpx.Timeout:
 def _require_object(status: int, content: bytes) -> JsonObject:
     """The JSON object of a success. Raises ``BackendRefusal`` for anything else."""
     try:
-        answer = json.loads(content)
+        answer = read_json(content)
     except (ValueError, RecursionError):
         answer = None
     if httpx.codes.is_success(status) and isinstance(answer, dict):

@@ -5,6 +5,8 @@ from typing import Any
 
 import httpx
 
+from horde.json_text import read_json
+
 POP_TIMEOUT_SECONDS = 60.0  # a busy horde may hold a pop for some 40 s
 SUBMIT_TIMEOUT_SECONDS = 60.0
 # A post is answered in milliseconds, and the reply's submit waits for the one under way.
@@ -106,7 +108,7 @@ class HordeApi:
 
 def _parse_object(response: httpx.Response) -> JsonObject | None:
     try:
-        answer = response.json()
+        answer = read_json(response.content)
     except ValueError:  # a proxy's error page
         return None
     return answer if isinstance(answer, dict) else None

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """A backend's chat completion, read into what the horde takes."""
 
-import json
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from horde_sdk.worker.chat_declaration import ChatFinishReason, ChatUsage
+
+from horde.json_text import write_document
 
 NATIVE_FINISH_REASON_CHARACTERS = 32  # the horde refuses a longer one
 TOOL_CALL_ID_CHARACTERS = 256  # the horde's bound, in requests and replies
@@ -140,7 +141,7 @@ def _parse_tool_calls(calls: object) -> list[dict[str, Any]]:
             continue
         arguments = function.get("arguments")
         if not isinstance(arguments, str):
-            arguments = json.dumps({} if arguments is None else arguments, ensure_ascii=False)
+            arguments = write_document({} if arguments is None else arguments)
         call_id = call.get("id")
         is_usable = (
             isinstance(call_id, str)

@@ -14,6 +14,7 @@ from typing import Any
 # Compact and with spaces alike: a grammar lets the model choose. The name is at most 64 characters
 # of [A-Za-z0-9_-].
 _CALL_PREFIX = re.compile(r'\s*\{\s*"name"\s*:\s*"([A-Za-z0-9_-]+)"\s*,\s*"arguments"\s*:\s*')
+_DECODER = json.JSONDecoder()
 
 
 def build_tool_call_schema(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -27,10 +28,10 @@ def build_tool_call_schema(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]
     for index, tool in enumerate(tools):
         function = tool["function"]
         definition = f"arguments_{index}"
-        parameters = move_references(
-            {"type": "object", **(function.get("parameters") or {})}, f"#/$defs/{definition}"
-        )
-        definitions[definition] = parameters
+        parameters = function.get("parameters") or {}
+        if "type" not in parameters:
+            parameters = {"type": "object", **parameters}
+        definitions[definition] = move_references(parameters, f"#/$defs/{definition}")
         calls.append(
             {
                 "type": "object",
@@ -60,8 +61,8 @@ def move_references(schema: Any, base: str) -> Any:
 
 
 def parse_forced_call(content: str) -> dict[str, str] | None:
-    """``{name, arguments}`` with the arguments as a string, from a reply to the schema above; None
-    when it is no call.
+    """``{name, arguments}`` with the arguments as the model wrote them, from a reply to the schema
+    above; None when it is no call.
 
     A reply that was cut at its length limit keeps the arguments as far as they go, as OpenAI's cut
     calls do.
@@ -70,7 +71,7 @@ def parse_forced_call(content: str) -> dict[str, str] | None:
     if prefix is None:
         return None
     try:
-        call = json.loads(content)
+        _, end = _DECODER.raw_decode(content, prefix.end())
     except ValueError:
-        return {"name": prefix[1], "arguments": content[prefix.end() :]}
-    return {"name": prefix[1], "arguments": json.dumps(call["arguments"], ensure_ascii=False)}
+        end = len(content)
+    return {"name": prefix[1], "arguments": content[prefix.end() : end]}

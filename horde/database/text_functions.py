@@ -48,7 +48,7 @@ from horde.classes.base.waiting_prompt import (
 )
 from horde.classes.base.worker import WORKER_ONLINE_SECONDS
 from horde.classes.kobold.queue_class import least_facts_of_class
-from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
+from horde.classes.kobold.waiting_prompt import TextWaitingPrompt, select_as_sent
 from horde.classes.kobold.worker import (
     REPORTED_SKIP_REASONS,
     EligibilityInputs,
@@ -380,14 +380,27 @@ _CLAIMED_COLUMNS = (
     "prompt",
     "gen_payload",
     "is_chat",
-    "messages",
     "chat_messages_offloaded",
-    "chat_extras",
     "max_length",
     "max_context_length",
     "created",
     "sharedkey_id",
 )
+_CLAIMED_DOCUMENTS = ("messages", "chat_extras")
+
+
+def _list_claimed_columns(columns: Any) -> list[ColumnElement[Any]]:
+    """What a job needs of its request; `columns` has the columns as attributes."""
+    return [
+        *(getattr(columns, name) for name in _CLAIMED_COLUMNS),
+        *(select_as_sent(columns, name) for name in _CLAIMED_DOCUMENTS),
+    ]
+
+
+def _copy_claimed(row: Any) -> TextWaitingPrompt:
+    """The request of a claim's row; it belongs to no session."""
+    names = (*_CLAIMED_COLUMNS, *_CLAIMED_DOCUMENTS)
+    return TextWaitingPrompt(**{name: getattr(row, name) for name in names})
 
 
 def _build_claim() -> Any:
@@ -510,7 +523,7 @@ def _build_taking(chosen: CTE) -> Update:
         .returning(
             (chosen.c.n - stored.n).label("taken"),
             stored.n.label("remaining"),
-            *(stored[name] for name in _CLAIMED_COLUMNS),
+            *_list_claimed_columns(stored),
         )
     )
 
@@ -586,9 +599,8 @@ def claim_contested_request(
 
 
 def _build_claimed_request(row: Any, queue: ServableQueue) -> ClaimedRequest:
-    request = TextWaitingPrompt(**{name: getattr(row, name) for name in _CLAIMED_COLUMNS})
     return ClaimedRequest(
-        request=request,
+        request=_copy_claimed(row),
         models=queue.get_models(row.queue_class),
         taken=row.taken,
         remaining=row.remaining,
@@ -606,7 +618,7 @@ def show_request_to_paused(
     """
     request, tricked = TextWaitingPrompt, WPTrickedWorkers
     row = session.execute(
-        select(request.n, *(getattr(request, name) for name in _CLAIMED_COLUMNS))
+        select(request.n, *_list_claimed_columns(request))
         .where(
             is_live(request),
             request.wp_type == TEXT_FAMILY,
@@ -624,9 +636,8 @@ def show_request_to_paused(
     if row is None:
         return None
     session.add(WPTrickedWorkers(wp_id=row.id, worker_id=worker.id))
-    copied = TextWaitingPrompt(**{name: getattr(row, name) for name in _CLAIMED_COLUMNS})
     return ClaimedRequest(
-        request=copied,
+        request=_copy_claimed(row),
         models=queue.get_models(row.queue_class),
         taken=min(wanted, row.n),
         remaining=row.n,

@@ -51,7 +51,7 @@ from horde.classes.kobold.processing_generation import (
     compute_speed_sample,
     seconds_since,
 )
-from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
+from horde.classes.kobold.waiting_prompt import TextWaitingPrompt, select_as_sent
 from horde.classes.kobold.worker import TextWorker
 from horde.database.kudos import append_movements, release_hold
 from horde.database.text_functions import TEXT_FAMILY, ClaimedRequest
@@ -282,7 +282,7 @@ def _build_find_job() -> Select[Any]:
             jobs.c.chat_refusal_rc,
             jobs.c.over_capacity_at_assignment.label("is_over_capacity"),
             requests.c.is_chat,
-            requests.c.chat_extras,
+            select_as_sent(requests.c, "chat_extras"),
             requests.c.chat_conformance,
             requests.c.max_length,
             requests.c.max_context_length,

@@ -32,7 +32,11 @@ from horde.classes.base.waiting_prompt import REQUEST_TTL, WPAllowedWorkers, WPM
 from horde.classes.base.worker import Worker
 from horde.classes.kobold.pricing import build_activation_movements
 from horde.classes.kobold.queue_class import compute_queue_class
-from horde.classes.kobold.waiting_prompt import OperationKeyClaim, TextWaitingPrompt
+from horde.classes.kobold.waiting_prompt import (
+    OperationKeyClaim,
+    TextWaitingPrompt,
+    build_sent_columns,
+)
 from horde.classes.kobold.worker import TextRequestFacts
 from horde.database.kudos import append_movements, release_hold
 from horde.database.text_functions import TEXT_FAMILY, is_live
@@ -211,8 +215,7 @@ def insert_text_request(session: Session, wp_id: UUID, new: NewTextRequest, now:
             "max_length": facts.max_length,
             "max_context_length": facts.max_context_length,
             "is_chat": facts.is_chat,
-            "messages": content.messages,
-            "chat_extras": content.chat_extras,
+            **build_sent_columns(content.messages, content.chat_extras),
             "context_adjustments": content.context_adjustments,
             "chat_required_features": sorted(facts.required_features) if facts.is_chat else None,
             "chat_conformance": content.conformance,

@@ -8,16 +8,18 @@ import asyncio
 import contextlib
 import json
 import time
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from starlette.datastructures import Headers
 from starlette.types import Receive
 
-from horde.chat_contract import MAX_CHAT_BODY_BYTES
+from horde.chat_contract import MAX_CHAT_BODY_BYTES, write_schemas
 from horde.exceptions import BadRequest
 from horde.json_body import parse_json_body
+from horde.json_text import JsonText
 from horde.oai.callers import OperationKey, choose_operation_key
 from horde.oai.errors import RequestRefused
 from horde.oai.schema import ChatCompletionRequest
@@ -159,9 +161,22 @@ def prepare_request(data: bytes, headers: Headers) -> PreparedRequest:
     key = choose_operation_key(request.horde.operation_key, headers)
     horde = {**request.native_body.get("horde", {}), "operation_key": str(key.value)}
     native = {**request.native_body, "horde": horde}
-    native_bytes = "".join(_ENCODER.iterencode(native)).encode()
+    native_bytes = "".join(_iter_json(write_schemas(native))).encode()
     request.native_body.clear()  # large, and not needed any more
     return PreparedRequest(request, native_bytes, key)
+
+
+def _iter_json(members: Mapping[str, Any]) -> Iterator[str]:
+    """An object in pieces; keys are names of the native API, which need no escapes."""
+    separator = "{"
+    for key, value in members.items():
+        yield f'{separator}"{key}":'
+        if isinstance(value, JsonText):
+            yield value.text
+        else:
+            yield from _ENCODER.iterencode(value)
+        separator = ","
+    yield "}"
 
 
 _CODES: Final = {
@@ -172,7 +187,7 @@ _CODES: Final = {
 
 def _parse_body(data: bytes) -> object:
     try:
-        return parse_json_body(data)
+        return parse_json_body(data, keeps_number_forms=True)
     except BadRequest as refused:
         code = "invalid_json" if refused.rc is None else _CODES.get(refused.rc, "invalid_json")
         raise RequestRefused(code, refused.message) from None

@@ -4,6 +4,7 @@ they are cut short.
 """
 
 import importlib
+import json
 import logging
 import os
 import pkgutil
@@ -25,7 +26,7 @@ from devtools.services import ServiceAddresses
 from horde.classes.base.kudos import KudosBalanceSnapshot
 from horde.classes.base.user import ANONYMOUS_ID, User, hash_api_key
 from horde.classes.kobold.processing_generation import TextProcessingGeneration
-from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
+from horde.classes.kobold.waiting_prompt import TextWaitingPrompt, select_as_sent
 from horde.classes.kobold.worker import TextWorker
 from horde.database import migrate as migrations
 from horde.database.migrate import SchemaError, list_migrations, migrate, require_current_schema
@@ -217,6 +218,29 @@ def test_an_older_server_keeps_inserting_after_the_upgrade(engine: Engine) -> No
         assert not session.get_one(TextWaitingPrompt, live.request).is_chat
         assert session.get_one(TextWorker, live.worker).accepts_prompt_jobs
         assert not session.get_one(TextProcessingGeneration, live.job).over_capacity_at_assignment
+
+
+def test_a_chat_request_of_the_version_before_is_served_as_it_was_stored(engine: Engine) -> None:
+    messages = [{"role": "user", "content": "Name one colour."}]
+    extras = {"tools": [{"type": "function", "function": {"name": "now"}}], "tool_choice": "auto"}
+    migrate(engine, secret_key=SECRET, target="5.1.16")
+    insert = text(
+        "INSERT INTO waiting_prompts (id, wp_type, prompt, user_id, is_chat, messages, chat_extras)"
+        " VALUES (:id, 'text', '', 0, true, CAST(:messages AS jsonb), CAST(:extras AS jsonb))"
+    )
+    values = {"messages": json.dumps(messages), "extras": json.dumps(extras)}
+    before, after = uuid4(), uuid4()
+    with engine.begin() as connection:
+        connection.execute(insert, {"id": before, **values})
+
+    assert migrate(engine, secret_key=SECRET) == ["5.1.17"]
+
+    with engine.begin() as connection:
+        connection.execute(insert, {"id": after, **values})
+        columns = TextWaitingPrompt.__table__.c
+        as_sent = select_as_sent(columns, "messages"), select_as_sent(columns, "chat_extras")
+        rows = connection.execute(select(*as_sent).where(columns.id.in_([before, after]))).all()
+    assert [tuple(row) for row in rows] == [(messages, extras)] * 2
 
 
 def test_balances_open_with_what_no_applied_posting_explains(engine: Engine) -> None:

@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 
 from horde import metrics, r2
 from horde.apis.requests import get_config, get_peer_address
+from horde.chat_contract import write_schemas
 from horde.classes.base.worker import (
     DEFAULT_MAINTENANCE_MESSAGE,
     MAX_BRIDGE_AGENT_LENGTH,
@@ -579,7 +580,7 @@ def build_pop_response(popped: PoppedJobs) -> dict[str, Any]:
     jobs = popped.jobs
     ids = [] if jobs is None else [str(job_id) for job_id in jobs.ids]
     body: dict[str, Any] = {
-        "payload": popped.payload,
+        "payload": write_schemas(popped.payload) if popped.is_chat else popped.payload,
         "id": ids[0] if ids else None,
         "ids": ids,
         "messages": [],

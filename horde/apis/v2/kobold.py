@@ -186,7 +186,7 @@ def read_chat_request_body() -> object:
     """The decoded body of a chat submit; raises RequestTooLarge beyond 36 MiB, before anything is
     parsed.
     """
-    return read_json_body(MAX_CHAT_BODY_BYTES)
+    return read_json_body(MAX_CHAT_BODY_BYTES, keeps_number_forms=True)
 
 
 @namespace.route("/chat/async")

@@ -12,13 +12,13 @@ from horde.chat_contract import (
     ChatContextAdjustmentReason,
     ChatContextFit,
     JsonObject,
-    build_compact_json,
     count_image_parts,
     estimate_flattened_tokens,
     flatten_chat_message,
 )
 from horde.classes.kobold.text_params import MAX_CONTEXT_LENGTH
 from horde.exceptions import BadRequest
+from horde.json_text import write_document
 from horde.return_codes import ReturnCode
 from horde.token_estimate import NEWLINE, NO_TEXT, TextSize, measure_text
 
@@ -147,7 +147,7 @@ class MessageSizes:
         return cls(
             [measure_text(flatten_chat_message(message)) for message in messages],
             [count_image_parts([message]) for message in messages],
-            measure_text(build_compact_json(tools)) + NEWLINE if tools else NO_TEXT,
+            measure_text(write_document(tools)) + NEWLINE if tools else NO_TEXT,
         )
 
     def estimate_tokens(self, dropped: frozenset[int] = frozenset()) -> int:

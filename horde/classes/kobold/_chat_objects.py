@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from uuid import UUID
 
-from horde.chat_contract import JsonObject, build_compact_json
+from horde.chat_contract import JsonObject
+from horde.json_text import write_document
 from horde.r2 import CHAT_MESSAGES_SUFFIX
 
 STORED_IMAGE_SCHEME: Final = "horde-r2://"
@@ -90,7 +91,7 @@ def count_inlined_bytes(messages: Sequence[JsonObject], image_sizes: Mapping[str
     """The bytes of `build_inlined_messages`, without making them. Sizes are those of the JPEGs by
     key.
     """
-    text = len(build_compact_json(messages).encode())
+    text = len(write_document(messages).encode())
     for url in list_image_urls(messages):
         size = image_sizes[url.removeprefix(STORED_IMAGE_SCHEME)]
         text += len(JPEG_URL_PREFIX) + 4 * -(-size // 3) - len(url)
@@ -103,7 +104,7 @@ def build_inlined_messages(messages: Sequence[JsonObject], jpegs: Mapping[str, b
     The images are written between the pieces of the JSON, so that 25 MiB of them are held once and
     not as text as well.
     """
-    text = build_compact_json(messages).encode()
+    text = write_document(messages).encode()
     body = bytearray()
     position = 0
     for url in list_image_urls(messages):

@@ -15,6 +15,7 @@ from horde_sdk.worker.chat_declaration import ChatImageTransport
 from sqlalchemy import (
     CHAR,
     Boolean,
+    ColumnElement,
     DateTime,
     Float,
     Index,
@@ -23,6 +24,7 @@ from sqlalchemy import (
     Text,
     Uuid,
     bindparam,
+    cast,
     delete,
     func,
     select,
@@ -55,7 +57,8 @@ from horde.classes.kobold.pricing import (
     compute_upfront_estimate,
 )
 from horde.classes.kobold.worker import TextWorker
-from horde.db import after_commit, table_of
+from horde.db import WrittenJson, after_commit, table_of
+from horde.json_text import survives_jsonb
 from horde.logger import get_logger
 from horde.redis_ctrl import RedisUnavailable
 from horde.return_codes import ReturnCode
@@ -159,6 +162,8 @@ class TextWaitingPrompt(WaitingPrompt):
     chat_messages_offloaded: Mapped[bool] = mapped_column(Boolean, default=False)
     chat_fault_reason: Mapped[str | None] = mapped_column(String(1000))
     chat_fault_rc: Mapped[str | None] = mapped_column(String(32))
+    messages_text: Mapped[list[JsonObject] | None] = mapped_column(WrittenJson, deferred=True)
+    chat_extras_text: Mapped[JsonObject | None] = mapped_column(WrittenJson, deferred=True)
 
     @staticmethod
     def calculate_kudos(
@@ -408,6 +413,32 @@ class TextWaitingPrompt(WaitingPrompt):
 
 
 requests = table_of(TextWaitingPrompt)
+
+
+def select_as_sent(columns: Any, name: str) -> ColumnElement[Any]:
+    """The column `messages` or `chat_extras` of a request in the form in which it was sent.
+
+    `columns` has the columns as attributes. Rows whose jsonb keeps that form have no text.
+    """
+    as_text = func.coalesce(
+        getattr(columns, f"{name}_text"), cast(getattr(columns, name), Text), type_=WrittenJson
+    )
+    return as_text.label(name)
+
+
+def build_sent_columns(
+    messages: Sequence[JsonObject] | None, chat_extras: JsonObject | None
+) -> dict[str, Any]:
+    """The columns that hold what a client sent: jsonb for statements, and text where that changes
+    the form.
+    """
+    return {
+        "messages": messages,
+        "messages_text": None if survives_jsonb(messages) else messages,
+        "chat_extras": chat_extras,
+        "chat_extras_text": None if survives_jsonb(chat_extras) else chat_extras,
+    }
+
 
 # Postgres picks the URLs out. In lax mode a path passes over messages whose content is a string.
 _IMAGE_URLS = func.jsonb_path_query_array(

@@ -88,7 +88,7 @@ def test_calls_get_string_arguments_and_ids_that_differ() -> None:
     assert parsed[0] == {
         "id": "a",
         "type": "function",
-        "function": {"name": "f", "arguments": '{"x": "é"}'},
+        "function": {"name": "f", "arguments": '{"x":"é"}'},
     }
     assert [call["function"]["arguments"] for call in parsed[1:]] == ["{}", "{}", "{}"]
     assert len({call["id"] for call in parsed}) == 4

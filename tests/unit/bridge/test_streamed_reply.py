@@ -175,7 +175,7 @@ def test_calls_without_an_index_begin_with_their_name() -> None:
         chunk("tool_calls"),
     ).build()
     assert [call["function"] for call in reply.tool_calls] == [
-        {"name": "now", "arguments": '{"a": 1}'},
+        {"name": "now", "arguments": '{"a":1}'},
         {"name": "then", "arguments": "{}"},
     ]
     assert reply.content is None
