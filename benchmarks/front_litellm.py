@@ -30,7 +30,6 @@ from benchmarks._bodies import MODEL
 from benchmarks._counters import read_tree_cpu
 from benchmarks._front import ScriptedApi, StreamClient, running_front, serving
 from benchmarks._stack import STOP_SECONDS
-from benchmarks._unit import measure_unit_ms
 from devtools import clients
 from devtools.bootstrap import SetupError
 from devtools.processes import find_free_ports
@@ -69,8 +68,7 @@ class Row:
     finished: int
     core_share: float  # of the server's process
     streams_per_core: float
-    unit_ms: float  # see _unit.py
-    chunk_units: float  # CPU of a chunk, in units
+    chunk_ms: float  # CPU of a chunk
     # p50 and p99 from the moment the script says a chunk to its arrival at the client.
     delay_ms: tuple[float, float]
 
@@ -229,8 +227,7 @@ async def measure_front(redis_url: str, count: int, seconds: int, folder: Path) 
         finished=row.finished,
         core_share=row.core_share,
         streams_per_core=count / row.core_share if row.core_share else 0.0,
-        unit_ms=row.unit_ms,
-        chunk_units=row.chunk_units,
+        chunk_ms=row.chunk_cpu_ms,
         delay_ms=row.delay_ms,
     )
 
@@ -273,10 +270,7 @@ async def run_proxied_streams(
     cpu = read_tree_cpu(process_id) - cpu  # with what it was late with
     backend.end()
     await asyncio.wait_for(asyncio.gather(*tasks), OPENING_SECONDS)
-    delays, unit_ms = (
-        sorted(delay for reader in readers for delay in reader.delays),
-        measure_unit_ms(),
-    )
+    delays = sorted(delay for reader in readers for delay in reader.delays)
     return Row(
         server=LITELLM,
         streams=count,
@@ -285,8 +279,7 @@ async def run_proxied_streams(
         finished=sum(reader.has_finished for reader in readers),
         core_share=cpu / elapsed,
         streams_per_core=count * elapsed / cpu if cpu else 0.0,
-        unit_ms=unit_ms,
-        chunk_units=cpu / (count * seconds) * 1000 / unit_ms,
+        chunk_ms=cpu / (count * seconds) * 1000,
         delay_ms=(front_streams.pick(delays, 0.5), front_streams.pick(delays, 0.99)),
     )
 
@@ -308,7 +301,7 @@ def stamp() -> str:
 
 HEADER = (
     f"{'server':8} {'streams':>8} {'chunks':>8} {'delivered':>9} {'finished':>9} {'core':>6}"
-    f" {'streams/core':>13} {'unit':>6} {'chunk units':>11} {'added ms p50/p99':>18}"
+    f" {'streams/core':>13} {'chunk ms':>11} {'added ms p50/p99':>18}"
 )
 
 
@@ -317,8 +310,8 @@ def format_row(row: Row) -> str:
     delay = f"{row.delay_ms[0]:.1f}/{row.delay_ms[1]:.1f}"
     return (
         f"{row.server:8} {row.streams:8} {row.chunks:8} {row.delivered:9} {row.finished:9}"
-        f" {row.core_share:6.1%} {row.streams_per_core:13.0f} {row.unit_ms:6.2f}"
-        f" {row.chunk_units:11.2f} {delay:>18}"
+        f" {row.core_share:6.1%} {row.streams_per_core:13.0f}"
+        f" {row.chunk_ms:11.3f} {delay:>18}"
     )
 
 

@@ -28,7 +28,6 @@ from benchmarks._front import WORKER_ID, ScriptedApi, StreamClient, read_memory_
 from benchmarks._http import Timings
 from benchmarks._load import Parties, introduce_workers, name_worker
 from benchmarks._stack import make_account, own_database, running_api, season_workers
-from benchmarks._unit import measure_unit_ms
 from horde.redis_ctrl import build_database_url, chat_signal_db
 
 FUNDS = 1_000_000_000
@@ -57,8 +56,6 @@ class StreamRow:
     finished: int
     core_share: float  # of the front's process
     chunk_cpu_ms: float
-    unit_ms: float  # see _unit.py
-    chunk_units: float  # CPU of a chunk, in units
     stream_kib: float  # memory of an open stream
     delay_ms: tuple[float, float]  # p50 and p99 from post to chunk
 
@@ -70,7 +67,6 @@ class CompletionRow:
     completions: int
     native_ms: float
     front_ms: float
-    unit_ms: float
 
     @property
     def added_ms(self) -> float:
@@ -160,7 +156,7 @@ async def run_streams(
     await wait_for_chunks(readers, count * seconds)
     await finish(api, client, texts, tasks)
     delays = sorted(delay for reader in readers for delay in reader.delays)
-    posts, unit_ms = count * seconds, measure_unit_ms()
+    posts = count * seconds
     chunk_cpu_ms = cpu / posts * 1000
     return StreamRow(
         streams=count,
@@ -169,8 +165,6 @@ async def run_streams(
         finished=sum(reader.has_finished for reader in readers),
         core_share=cpu / elapsed,
         chunk_cpu_ms=chunk_cpu_ms,
-        unit_ms=unit_ms,
-        chunk_units=chunk_cpu_ms / unit_ms,
         stream_kib=stream_kib,
         delay_ms=(pick(delays, 0.5), pick(delays, 0.99)),
     )
@@ -255,9 +249,7 @@ def measure_completions(redis_url: str, count: int, folder: Path) -> CompletionR
                     if number >= 3:  # the first fill caches
                         native.append(spans[0])
                         through_front.append(spans[1])
-    return CompletionRow(
-        count, pick(sorted(native), 0.5), pick(sorted(through_front), 0.5), measure_unit_ms()
-    )
+    return CompletionRow(count, pick(sorted(native), 0.5), pick(sorted(through_front), 0.5))
 
 
 def run_native(parties: Parties, number: int) -> float:
@@ -322,7 +314,7 @@ def take_job(parties: Parties, worker: object) -> dict[str, object]:
 
 HEADER = (
     f"{'streams':>8} {'posts':>8} {'delivered':>9} {'finished':>9} {'core':>6} {'chunk ms':>9}"
-    f" {'unit':>6} {'chunk units':>11} {'KiB/stream':>10} {'post to chunk p50/p99':>22}"
+    f" {'KiB/stream':>10} {'post to chunk p50/p99':>22}"
 )
 
 
@@ -331,7 +323,7 @@ def format_row(row: StreamRow) -> str:
     delay = f"{row.delay_ms[0]:.1f}/{row.delay_ms[1]:.1f}"
     return (
         f"{row.streams:8} {row.posts:8} {row.delivered:9} {row.finished:9} {row.core_share:6.1%}"
-        f" {row.chunk_cpu_ms:9.3f} {row.unit_ms:6.2f} {row.chunk_units:11.2f}"
+        f" {row.chunk_cpu_ms:9.3f}"
         f" {row.stream_kib:10.1f} {delay:>22}"
     )
 
@@ -356,8 +348,7 @@ def main(words: Sequence[str]) -> None:
             completions = measure_completions(redis_url, options.completions, Path(folder))
             print(
                 f"completion p50: native {completions.native_ms:.1f} ms, through the front"
-                f" {completions.front_ms:.1f} ms, added {completions.added_ms:.1f} ms; unit"
-                f" {completions.unit_ms:.2f}",
+                f" {completions.front_ms:.1f} ms, added {completions.added_ms:.1f} ms",
                 file=table,
             )
     if is_json:

@@ -8,34 +8,18 @@ Run by hand: `dev.py bench profile_routes [--route pop] [--depth 10000] [--funct
 
 import argparse
 import collections
-import io
-import json
-import logging
 import os
 import signal
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
-from flask import Flask
-
-from benchmarks._bodies import build_chat_request, build_pop, build_submit, build_text_request
+from benchmarks._calls import Route, build_callers, introduce_workers, list_routes
 from benchmarks._stack import make_account, own_database, season_workers
-from benchmarks._unit import measure_unit_ms
-from horde.app import create_app
-from horde.config import Config
-from horde.database.account_cache import start_account_listener
-from horde.logger import configure_logging
 
 SAMPLE_SECONDS = 0.001  # of CPU time
 WARM_UP_CALLS = 20
-LISTENER_SECONDS = 1.0  # until it has subscribed
 ROOT = str(Path(__file__).resolve().parent.parent) + "/"
 
 PACKAGES = (
@@ -94,117 +78,29 @@ def find_package(path: str) -> str | None:
     return next((name for part, name in PACKAGES if short.startswith(part)), None)
 
 
-@contextmanager
-def sampling(samples: Samples) -> Iterator[None]:
-    """Take a sample of the main thread's stack for each millisecond of CPU that the process
-    spends.
+@dataclass
+class Sampler:
+    """Takes the main thread's stack for each millisecond of CPU, and keeps it while a call is
+    measured.
+
+    The timer runs on between the calls: one that is set anew for a call shorter than its period
+    would hardly ever ring.
     """
-    signal.signal(signal.SIGPROF, lambda _signal, frame: samples.add(frame))
-    signal.setitimer(signal.ITIMER_PROF, SAMPLE_SECONDS, SAMPLE_SECONDS)
-    try:
-        yield
-    finally:
+
+    samples: Samples
+    is_measuring: bool = False
+
+    def __enter__(self) -> "Sampler":
+        signal.signal(signal.SIGPROF, self._take)
+        signal.setitimer(signal.ITIMER_PROF, SAMPLE_SECONDS, SAMPLE_SECONDS)
+        return self
+
+    def __exit__(self, *_: object) -> None:
         signal.setitimer(signal.ITIMER_PROF, 0)
 
-
-class Caller:
-    """Calls the application as gunicorn would, without a socket."""
-
-    def __init__(self, app: Flask, api_key: str) -> None:
-        self.app, self.api_key = app, api_key
-
-    def call(self, method: str, path: str, body: object = None) -> Any:
-        """The decoded answer; raises RuntimeError unless it is a success."""
-        data = b"" if body is None else json.dumps(body).encode()
-        environ = {
-            "REQUEST_METHOD": method,
-            "SCRIPT_NAME": "",
-            "PATH_INFO": f"/api/v2{path}",
-            "QUERY_STRING": "",
-            "SERVER_NAME": "127.0.0.1",
-            "SERVER_PORT": "7001",
-            "SERVER_PROTOCOL": "HTTP/1.1",
-            "REMOTE_ADDR": "127.0.0.1",
-            "HTTP_APIKEY": self.api_key,
-            "CONTENT_TYPE": "application/json",
-            "CONTENT_LENGTH": str(len(data)),
-            "wsgi.version": (1, 0),
-            "wsgi.url_scheme": "http",
-            "wsgi.input": io.BytesIO(data),
-            "wsgi.errors": sys.stderr,
-            "wsgi.multithread": True,
-            "wsgi.multiprocess": True,
-            "wsgi.run_once": False,
-        }
-        answered: list[str] = []
-        chunks = self.app.wsgi_app(environ, lambda status, _headers: answered.append(status))
-        answer = json.loads(b"".join(chunks))
-        if answered[0][0] != "2":
-            raise RuntimeError(f"{method} {path}: {answered[0]} {answer}")
-        return answer
-
-
-@dataclass(frozen=True)
-class Route:
-    """A call to measure; `prepare` makes its argument, unmeasured."""
-
-    name: str
-    prepare: Callable[[], Any]
-    call: Callable[[Any], Any]
-
-
-def list_routes(client: Caller, worker: Caller) -> list[Route]:
-    """The routes a job passes, text first."""
-
-    def request(family: str) -> Any:
-        body = build_chat_request("tag") if family == "chat" else build_text_request("tag")
-        return client.call("POST", f"/generate/{family}/async", body)
-
-    def pop(name: str = "chat") -> Any:
-        return worker.call(
-            "POST", "/generate/text/pop", build_pop(f"{name} worker", is_chat=name == "chat")
-        )
-
-    def take(family: str) -> Any:
-        request(family)
-        return build_submit(pop(family))
-
-    def submit(body: Any) -> Any:
-        return worker.call("POST", "/generate/text/submit", body)
-
-    def finish(family: str) -> str:
-        accepted = request(family)
-        submit(build_submit(pop(family)))
-        return str(accepted["id"])
-
-    def clear(family: str) -> None:
-        while (job := pop(family))["id"] is not None:
-            submit(build_submit(job))
-
-    routes = [Route("heartbeat", lambda: None, lambda _: client.call("GET", "/status/heartbeat"))]
-    for family in ("text", "chat"):
-        routes += [
-            Route(
-                f"{family} idle pop",
-                lambda family=family: clear(family),
-                lambda _, family=family: pop(family),
-            ),
-            Route(f"{family} async", lambda: None, lambda _, family=family: request(family)),
-            Route(
-                f"{family} pop",
-                lambda family=family: request(family),
-                lambda _, family=family: pop(family),
-            ),
-            Route(f"{family} submit", lambda family=family: take(family), submit),
-            Route(
-                f"{family} status",
-                lambda family=family: finish(family),
-                lambda wp_id, family=family: client.call(
-                    "GET", f"/generate/{family}/status/{wp_id}"
-                ),
-            ),
-        ]
-    return routes
+    def _take(self, _signal: int, frame: FrameType | None) -> None:
+        if self.is_measuring:
+            self.samples.add(frame)
 
 
 def measure(route: Route, calls: int) -> tuple[float, float, Samples]:
@@ -221,10 +117,12 @@ def measure(route: Route, calls: int) -> tuple[float, float, Samples]:
         route.call(argument)
         cpu += time.thread_time() - cpu_before
         wall += time.perf_counter() - wall_before
-    for _ in range(calls):
-        argument = route.prepare()
-        with sampling(samples):
+    with Sampler(samples) as sampler:
+        for _ in range(calls):
+            argument = route.prepare()
+            sampler.is_measuring = True
             route.call(argument)
+            sampler.is_measuring = False
     return cpu / calls * 1000, wall / calls * 1000, samples
 
 
@@ -258,39 +156,16 @@ def main() -> None:
         payer = make_account(environment, "bench-payer", "--kudos", "1000000000")
         os.environ.update(environment)
         client, worker = build_callers(payer.api_key, owner.api_key, arguments.log)
-        for name in ("text", "chat"):
-            worker.call(
-                "POST", "/generate/text/pop", build_pop(f"{name} worker", is_chat=name == "chat")
-            )
+        introduce_workers(worker)
         season_workers(environment["DATABASE_URL"])
-        print(f"{'route':16} {'CPU ms':>8} {'wall ms':>8} {'units':>8}")
+        print(f"{'route':16} {'CPU ms':>8} {'wall ms':>8}")
         for route in list_routes(client, worker):
             if arguments.route and not any(part in route.name for part in arguments.route):
                 continue
-            unit_before = measure_unit_ms()
             cpu_ms, wall_ms, samples = measure(route, arguments.calls)
-            unit_ms = (unit_before + measure_unit_ms()) / 2
-            print(
-                f"{route.name:16} {cpu_ms:8.3f} {wall_ms:8.3f} {cpu_ms / unit_ms:8.2f}", flush=True
-            )
+            print(f"{route.name:16} {cpu_ms:8.3f} {wall_ms:8.3f}", flush=True)
             if arguments.functions:
                 print_samples(samples, cpu_ms, arguments.functions)
-
-
-def build_callers(payer_key: str, owner_key: str, log: str) -> tuple[Caller, Caller]:
-    """The application in this process, once for each of its users, logging as in production but to
-    a file.
-    """
-    config = Config.from_environment(os.environ)
-    configure_logging(config.log_level, config.log_json)
-    for handler in logging.getLogger().handlers:
-        if isinstance(handler, logging.StreamHandler):
-            handler.setStream(open(log, "w"))  # noqa: SIM115
-    app = create_app(config)
-    # As the server does: without news nothing of an account is believed.
-    start_account_listener(threading.Event())
-    time.sleep(LISTENER_SECONDS)
-    return Caller(app, payer_key), Caller(app, owner_key)
 
 
 if __name__ == "__main__":

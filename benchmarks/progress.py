@@ -26,7 +26,6 @@ from benchmarks._bodies import build_chat_request, build_pop, build_submit
 from benchmarks._counters import Meter
 from benchmarks._http import Connection, Timings
 from benchmarks._stack import Account, Api, make_account, own_database, running_api
-from benchmarks._unit import measure_unit_ms
 from benchmarks.queue import pick, show
 from horde.chat_progress import APPEND_PROGRESS_SCRIPT, build_lease_key, build_stream_key
 from horde.redis_ctrl import chat_signal_db
@@ -63,7 +62,6 @@ class Row:
     jobs: int
     posts: int
     posts_per_second: float | None
-    unit_ms: float  # see _unit.py
     script_ms: tuple[float, float] | None  # the bare EVALSHA
     server_ms: tuple[float, float] | None  # as the API's log has it
     script_ratio: float | None  # p50 of the server as a multiple of the script's
@@ -392,9 +390,7 @@ class RunningReader:
 def build_row(name: str, *, jobs: int, posts: int, **figures: Any) -> Row:
     """A row of which only some figures are measured."""
     measured = {column.name: None for column in dataclasses.fields(Row)} | figures
-    return Row(
-        **measured | {"name": name, "jobs": jobs, "posts": posts, "unit_ms": measure_unit_ms()}
-    )
+    return Row(**measured | {"name": name, "jobs": jobs, "posts": posts})
 
 
 def summarize(seconds: Sequence[float]) -> tuple[float, float] | None:
@@ -404,7 +400,7 @@ def summarize(seconds: Sequence[float]) -> tuple[float, float] | None:
 
 PAIRS = ("script", "server", "client", "reader")
 HEADER = (
-    f"{'':10} {'jobs':>5} {'posts':>6} {'posts/s':>8} {'unit':>5} "
+    f"{'':10} {'jobs':>5} {'posts':>6} {'posts/s':>8} "
     + " ".join(f"{name + ' p50/p99':>15}" for name in PAIRS)
     + f" {'x script':>8} {'API ms':>7} {'SQL':>5} {'commits':>7} {'lost':>5} {'late':>5}"
 )
@@ -417,7 +413,6 @@ def format_row(row: Row) -> str:
         [
             f"{row.name:10} {row.jobs:5} {row.posts:6}",
             show(row.posts_per_second, 8, 1),
-            show(row.unit_ms, 5, 2),
             *(f"{'-' if pair is None else f'{pair[0]:.2f}/{pair[1]:.2f}':>15}" for pair in pairs),
             show(row.script_ratio, 8, 1),
             show(row.api_cpu_ms, 7, 2),

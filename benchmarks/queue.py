@@ -23,7 +23,6 @@ from benchmarks._counters import Meter, track_planning
 from benchmarks._floor import Floor, measure_floor
 from benchmarks._load import Load, Parties, Result, introduce_workers, run_alone
 from benchmarks._stack import make_account, own_database, running_api, season_workers
-from benchmarks._unit import measure_unit_ms
 
 # The last two only where nothing else goes on.
 ROUTES = ("async", "pop", "submit", "status", "idle", "beat")
@@ -60,7 +59,6 @@ class Row:
     workers: int  # 0: one call after the other
     jobs_per_second: float | None
     floor_ratio: float | None  # jobs a second as a share of the floor's
-    unit_ms: float  # see _unit.py
     api_cpu_ms: float | None
     cpu_ratio: float | None  # as a multiple of what the floor's client spends
     postgres_cpu_ms: float | None
@@ -203,7 +201,6 @@ class Benchmark:
             workers=workers,
             jobs_per_second=floor.jobs_per_second,
             floor_ratio=1.0,
-            unit_ms=measure_unit_ms(),
             api_cpu_ms=None,
             cpu_ratio=1.0,
             postgres_cpu_ms=None,
@@ -224,7 +221,6 @@ class Benchmark:
             workers=0,
             jobs_per_second=None,
             floor_ratio=None,
-            unit_ms=measure_unit_ms(),
             api_cpu_ms=None,
             cpu_ratio=None,
             postgres_cpu_ms=None,
@@ -253,7 +249,6 @@ def build_row(backlog: Backlog, depth: int, workers: int, result: Result, floor:
         workers=workers,
         jobs_per_second=rate,
         floor_ratio=rate / floor.jobs_per_second,
-        unit_ms=measure_unit_ms(),
         api_cpu_ms=api_cpu_ms,
         cpu_ratio=api_cpu_ms / floor.client_cpu_ms if floor.client_cpu_ms else None,
         postgres_cpu_ms=costs.postgres_cpu / jobs * 1000,
@@ -280,7 +275,7 @@ def pick(values: Sequence[float], share: float) -> float:
 
 
 HEADER = (
-    f"{'backlog':12} {'depth':>6} {'workers':>7} {'jobs/s':>7} {'floor':>6} {'unit':>5} "
+    f"{'backlog':12} {'depth':>6} {'workers':>7} {'jobs/s':>7} {'floor':>6} "
     f"{'API ms':>7} {'x floor':>7} {'PG ms':>6} {'SQL':>5} {'commits':>7}  "
     + " ".join(f"{route + ' p50/p99':>15}" for route in ROUTES)
 )
@@ -292,7 +287,6 @@ def format_row(row: Row) -> str:
         f"{row.backlog:12} {row.depth:6} {row.workers or 'alone':>7}",
         show(row.jobs_per_second, 7, 1),
         "     -" if row.floor_ratio is None else f"{row.floor_ratio:6.1%}",
-        show(row.unit_ms, 5, 2),
         show(row.api_cpu_ms, 7, 2),
         show(row.cpu_ratio, 7, 1),
         show(row.postgres_cpu_ms, 6, 2),
