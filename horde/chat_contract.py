@@ -23,6 +23,7 @@ from horde_sdk.generation_parameters.text.chat_limits import (
 from horde_sdk.generation_parameters.text.chat_policy import (
     DEFAULT_CHAT_CONFORMANCE,
     ChatConformance,
+    ChatGuarantee,
 )
 from horde_sdk.worker.chat_declaration import ChatFaultReason
 from pydantic import (
@@ -111,6 +112,30 @@ WORKER_FAULT_MESSAGES: Final[Mapping[str, str]] = MappingProxyType(
         ChatFaultReason.GENERATION_ERROR: "The worker's backend failed while generating.",
     }
 )
+
+
+_GUARANTEES: Final = frozenset(guarantee.value for guarantee in ChatGuarantee)
+_LIMIT_ADVICE: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "max_length": "Lower 'max_tokens'.",
+        "max_context_length": "Shorten the messages, or lower 'horde.max_context_length'.",
+        "tools_max_temperature": "Lower 'temperature'.",
+    }
+)
+
+
+def build_gap_advice(missing: Sequence[str], exceeded: Sequence[str]) -> str:
+    """What a requester can change about a gap, as sentences behind a blank; empty when the gap's
+    own names say it.
+
+    `missing` are the declarations and `exceeded` the limits of an impossible reason.
+    """
+    advice = [_LIMIT_ADVICE[limit] for limit in exceeded if limit in _LIMIT_ADVICE]
+    if missing and not exceeded and _GUARANTEES.issuperset(missing):
+        advice.append(
+            'Send horde.conformance: "best_effort" to be served by workers that promise less.'
+        )
+    return "".join(f" {sentence}" for sentence in advice)
 
 
 class ChatAvailabilityMode(StrEnum):

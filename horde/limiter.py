@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
 from typing import Any, cast
 
-from flask import Flask, current_app, request
+from flask import Flask, Response, current_app, request
 from flask_limiter import Limiter
 from limits import parse
 
@@ -93,8 +93,18 @@ def init_limiter(app: Flask, config: Config, get_address: Callable[[], str]) -> 
         config.redis_url, redis_ctrl.limiter_db
     )
     app.config["RATELIMIT_STORAGE_OPTIONS"] = redis_ctrl.get_client_options()
+    app.after_request(_ask_for_a_second_at_least)  # functions registered first run last
     _limiter.init_app(app)
     app.before_request(_count_by_default)
+
+
+def _ask_for_a_second_at_least(response: Response) -> Response:
+    """Correct the library's `Retry-After: 0` of a window's last second: clients would retry at once
+    and be refused again.
+    """
+    if response.headers.get("Retry-After") == "0":
+        response.headers["Retry-After"] = "1"
+    return response
 
 
 def whitelist_address(address: str) -> None:

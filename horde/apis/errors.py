@@ -11,6 +11,7 @@ from werkzeug.exceptions import HTTPException
 
 from horde.exceptions import HordeError
 from horde.logger import build_failure_fields, get_logger
+from horde.remedies import add_remedy
 from horde.return_codes import ReturnCode
 
 logger = get_logger(__name__)
@@ -37,9 +38,16 @@ def register_error_handlers(app: Flask, api: Api) -> None:
 
 
 def answer_horde_error(error: HordeError) -> Answer:
-    """`{message, rc, **extra}` under the error's status; no `rc` when it has none."""
+    """`{message, rc, **extra}` under the error's status; no `rc` when it has none.
+
+    The message says what to do as well.
+    """
     code = {} if error.rc is None else {"rc": str(error.rc)}
-    return {"message": error.message, **code, **error.extra}, error.status, {}
+    return (
+        {"message": add_remedy(error.message, error.rc), **code, **error.extra},
+        error.status,
+        {},
+    )
 
 
 def answer_http_exception(error: HTTPException) -> Answer:

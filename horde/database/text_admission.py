@@ -11,6 +11,7 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from horde import metrics
+from horde.chat_contract import build_gap_advice
 from horde.classes.base.kudos import upfront_hold_id
 from horde.classes.base.user import ANONYMOUS_ID
 from horde.classes.kobold.pricing import AllowanceLimits
@@ -237,10 +238,13 @@ def describe_no_eligible_worker(gap: dict[str, Any] | None) -> str:
         reasons.append(
             f"the request exceeds the {limits} limit of every online worker serving the model"
         )
+    advice = (
+        "" if gap is None else build_gap_advice(gap["missing_declarations"], gap["exceeded_limits"])
+    )
     return (
         "No online worker can serve this request"
         + (f": {'; '.join(reasons)}" if reasons else "")
-        + "."
+        + f".{advice}"
     )
 
 

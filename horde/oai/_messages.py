@@ -31,6 +31,8 @@ from horde.chat_contract import (
 )
 from horde.oai.errors import RequestRefused
 
+# A hint for the caches of a provider, which clients put on messages, parts, calls and tools.
+CACHE_HINT: Final = "cache_control"
 _DROPPED_KEYS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
     {
         "assistant": frozenset({"reasoning_content", "reasoning", "reasoning_details", "parsed"}),
@@ -69,7 +71,7 @@ def _parse_message(message: object, path: str) -> JsonObject:
     role = _require_role(message, path)
     parsed: JsonObject = {}
     for key, value in message.items():
-        if value is None or key in _DROPPED_KEYS.get(role, ()):
+        if value is None or key == CACHE_HINT or key in _DROPPED_KEYS.get(role, ()):
             continue
         if role == "assistant" and key in _DROPPED_WHEN_EMPTY and value == []:
             continue
@@ -82,7 +84,8 @@ def _parse_message(message: object, path: str) -> JsonObject:
         _require_call_id(parsed, path)
     if "tool_calls" in parsed:
         parsed["tool_calls"] = _parse_tool_calls(parsed["tool_calls"], f"{path}.tool_calls")
-        if "content" not in parsed:
+        if parsed.get("content", []) == []:  # some SDKs write an absent content as no parts
+            parsed.pop("content", None)
             return parsed
     if "content" not in parsed:
         raise malformed_value(f"{path}.content", "is required", RefusalKind.MISSING)
@@ -112,9 +115,9 @@ def _require_call_id(parsed: JsonObject, path: str) -> None:
 def _parse_tool_calls(value: object, path: str) -> list[JsonObject]:
     """The calls without what stream accumulators and parsers of the SDKs leave in them."""
     if isinstance(value, list):
-        value = [_drop_keys(call, "index") for call in value]
+        value = [drop_keys(call, "index", CACHE_HINT) for call in value]
         value = [
-            call | {"function": _drop_keys(call["function"], "parsed_arguments")}
+            call | {"function": drop_keys(call["function"], "parsed_arguments", CACHE_HINT)}
             if _has_function(call)
             else call
             for call in value
@@ -122,7 +125,7 @@ def _parse_tool_calls(value: object, path: str) -> list[JsonObject]:
     return parse_tool_calls(value, path)
 
 
-def _drop_keys(value: object, *dropped: str) -> Any:
+def drop_keys(value: object, *dropped: str) -> Any:
     """An object without its nulls and these keys; anything else as it is."""
     if not isinstance(value, dict):
         return value
@@ -174,7 +177,7 @@ def _parse_part(part: object, role: str, path: str) -> JsonObject:
         raise malformed_value(f"{path}.type", "has to be a string", RefusalKind.TYPE)
     if kind != "text" and not (kind == "image_url" and role == "user"):
         raise unsupported_parameter(f"{path}.type={kind}")
-    parsed = {key: value for key, value in part.items() if value is not None}
+    parsed: JsonObject = drop_keys(part, CACHE_HINT)
     for key in parsed:
         if key not in ("type", kind):
             raise unsupported_parameter(f"{path}.{key}")
@@ -193,7 +196,9 @@ def _parse_image(image: object, path: str) -> JsonObject:
     """
     if not isinstance(image, dict):
         raise malformed_value(path, "has to be an object", RefusalKind.TYPE)
-    parsed = {key: value for key, value in image.items() if value is not None}
+    parsed: JsonObject = drop_keys(
+        image, "format", CACHE_HINT
+    )  # some clients name the media type there
     for key in parsed:
         if key not in ("url", "detail"):
             raise unsupported_parameter(f"{path}.{key}")

@@ -9,8 +9,9 @@ import contextlib
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 from uuid import uuid4
 
 from horde_sdk.worker.chat_declaration import ChatFaultReason
@@ -39,6 +40,7 @@ from horde.oai.errors import (
     build_gap_answer,
     build_gap_message,
     build_native_refusal,
+    describe_speed_limit,
     shorten_param,
 )
 from horde.oai.hub import RedisHub
@@ -61,6 +63,10 @@ logger = get_logger(__name__)
 CALL_KEY: Final = "horde.oai.call"  # of the scope
 NO_GENERATION_RC: Final = "ChatRequestNoGeneration"
 CANCELLED_SENTENCE: Final = "The request was cancelled."
+_AUTHORITY: Final = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
+_RAW_AUTHORITY: Final = re.compile(rb"\Ahttps?://[^/?#]*", re.IGNORECASE)
+# What a path of keys may look like in the log. A key of any other kind may be text of a prompt.
+_LOGGED_PARAM: Final = re.compile(r"[A-Za-z0-9_.\[\]-]{1,128}")
 
 type Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -81,17 +87,15 @@ def build_error(failure: FrontFailure, token_limit_key: str = "max_tokens") -> C
     """The error of a failure; `token_limit_key` is the client's own name of `max_tokens`."""
     error = _build_error(failure)
     answer = error.answer
-    if answer.param == "max_tokens" and answer.code != "conflicting_parameters":
-        error = ChatFrontError(_replace(answer, param=token_limit_key))
-    return error
-
-
-def _replace(answer: ErrorAnswer, **changes: Any) -> ErrorAnswer:
-    fields = {
-        name: getattr(answer, name)
-        for name in ("status", "code", "message", "param", "metadata", "headers")
-    }
-    return ErrorAnswer(**fields | changes)
+    if token_limit_key == "max_tokens" or answer.code == "conflicting_parameters":
+        return error
+    return ChatFrontError(
+        replace(
+            answer,
+            param=token_limit_key if answer.param == "max_tokens" else answer.param,
+            message=answer.message.replace("'max_tokens'", f"'{token_limit_key}'"),
+        )
+    )
 
 
 def _build_error(failure: FrontFailure) -> ChatFrontError:
@@ -111,7 +115,11 @@ def _build_error(failure: FrontFailure) -> ChatFrontError:
             )
         )
     return ChatFrontError(
-        ErrorAnswer(status=502, code="upstream_unavailable", message="The horde cannot be reached.")
+        ErrorAnswer(
+            status=502,
+            code="upstream_unavailable",
+            message="The horde cannot be reached. Try again in a moment.",
+        )
     )
 
 
@@ -170,76 +178,113 @@ _WAIT_ROWS: Final[Mapping[WaitFailure, tuple[int, str, str | None, str]]] = Mapp
             503,
             "no_worker_available",
             "horde.availability_mode",
-            f"No eligible worker is online, and horde.availability_mode is fail_fast. {CANCELLED_SENTENCE}",
+            (
+                "No eligible worker is online, and horde.availability_mode is fail_fast. Choose another"
+                f" model, or send wait to queue for one. {CANCELLED_SENTENCE}"
+            ),
         ),
         WaitFailure.FAIL_FAST_WAIT: (
             503,
             "wait_exceeds_budget",
             "horde.availability_mode",
-            f"The expected wait is longer than the front waits, and horde.availability_mode is fail_fast. {CANCELLED_SENTENCE}",
+            (
+                "The expected wait is longer than the front waits, and horde.availability_mode is"
+                " fail_fast. Lower 'max_tokens', choose another model, or send wait to try all the same."
+                f" {CANCELLED_SENTENCE}"
+            ),
         ),
         WaitFailure.NO_WORKER_GRACE: (
             503,
             "no_worker_available",
             None,
-            f"No online worker can take this request. {CANCELLED_SENTENCE}",
+            (
+                "No online worker can take this request. Choose another model, leave out what limits the"
+                f" workers, or come back later. {CANCELLED_SENTENCE}"
+            ),
         ),
         WaitFailure.DEADLINE: (
             504,
             "wait_timeout",
             None,
-            f"No reply within the time the front waits. {CANCELLED_SENTENCE}",
+            (
+                "No reply within the time the front waits. Lower 'max_tokens', choose another model, or"
+                f" come back later. {CANCELLED_SENTENCE}"
+            ),
         ),
         WaitFailure.FAULTED: (
             502,
             "generation_failed",
             None,
-            "The request failed on the workers that tried it.",
+            (
+                "The request failed on the workers that tried it. Send it again, or choose another"
+                " model."
+            ),
         ),
         WaitFailure.NO_GENERATION: (
             502,
             "no_generation",
             None,
-            "The request ended without a reply.",
+            (
+                "The request ended without a reply: it was cancelled, or the horde went into"
+                " maintenance. Send it again."
+            ),
         ),
         WaitFailure.REQUEST_LOST: (
             502,
             "request_lost",
             None,
-            "The horde no longer has this request.",
+            "The horde no longer has this request. Send it again.",
         ),
         WaitFailure.STREAM_DIVERGED: (
             502,
             "stream_diverged",
             None,
-            "The final reply differs from the text that was streamed. It can be read natively under metadata.request_id.",
+            (
+                "The final reply differs from the text that was streamed. It can be read natively under"
+                " metadata.request_id."
+            ),
         ),
         WaitFailure.GENERATION_RESTARTED: (
             502,
             "generation_restarted",
             None,
-            f"The worker failed, and the next one wrote another text than was streamed. {CANCELLED_SENTENCE}",
+            (
+                "The worker failed, and the next one wrote another text than was streamed. Send the"
+                f" request again. {CANCELLED_SENTENCE}"
+            ),
         ),
         WaitFailure.SHUTTING_DOWN: (
             503,
             "front_shutting_down",
             None,
-            f"The front is shutting down. {CANCELLED_SENTENCE}",
+            f"The front is shutting down. Send the request again in a moment. {CANCELLED_SENTENCE}",
         ),
     }
 )
-_FAULT_ROWS: Final[Mapping[str, tuple[int, str, str | None]]] = MappingProxyType(
+# What a fault's message is answered with: status, code, param, and what the message does not say.
+_FAULT_ROWS: Final[Mapping[str, tuple[int, str, str | None, str]]] = MappingProxyType(
     {
         WORKER_FAULT_MESSAGES[ChatFaultReason.PROMPT_OVERFLOW]: (
             400,
             "context_length_exceeded",
             "messages",
+            " Shorten the messages, or lower 'max_tokens'.",
         ),
         WORKER_FAULT_MESSAGES[ChatFaultReason.UNBUILDABLE_GRAMMAR]: (
             400,
             "unbuildable_grammar",
             None,
+            " Simplify the schema.",
         ),
+    }
+)
+# They end as they do because nobody took the request, which speed alone may explain.
+_NOT_TAKEN: Final = frozenset(
+    {
+        WaitFailure.FAIL_FAST_NOBODY,
+        WaitFailure.FAIL_FAST_WAIT,
+        WaitFailure.NO_WORKER_GRACE,
+        WaitFailure.DEADLINE,
     }
 )
 
@@ -251,15 +296,16 @@ def _wait_error(failed: WaitFailed) -> ChatFrontError:
     if failed.kind is WaitFailure.DECLARATION_GAP:
         reason = details.impossible_reason or {}
         message = (
-            f"No worker can serve this request: {build_gap_message(reason)}. {CANCELLED_SENTENCE}"
+            f"No worker can serve this request: {build_gap_message(reason)} {CANCELLED_SENTENCE}"
         )
         return ChatFrontError(
-            _replace(build_gap_answer(reason, message, metadata), headers=NO_RETRY)
+            replace(build_gap_answer(reason, message, metadata), headers=NO_RETRY)
         )
     status, code, param, message = _WAIT_ROWS[failed.kind]
     if failed.kind is WaitFailure.FAULTED:
         message = details.fault_reason or message
-        status, code, param = _FAULT_ROWS.get(message, (status, code, param))
+        status, code, param, remedy = _FAULT_ROWS.get(message, (status, code, param, ""))
+        message += remedy
         if details.fault_rc == ReturnCode.CHAT_SUBMIT_NONCONFORMANT:
             code = "nonconformant_reply"
     if failed.kind is WaitFailure.NO_GENERATION:
@@ -273,6 +319,9 @@ def _wait_error(failed: WaitFailed) -> ChatFrontError:
         metadata["wait_time"] = details.wait_time
     if failed.kind is WaitFailure.DEADLINE and details.queue_position is not None:
         metadata["queue_position"] = details.queue_position
+    if failed.kind in _NOT_TAKEN and details.largest_max_length is not None:
+        param, metadata["largest_max_length"] = "max_tokens", details.largest_max_length
+        message = f"{describe_speed_limit(details.largest_max_length)} {CANCELLED_SENTENCE}"
     # Another try would queue, and be charged, again.
     return ChatFrontError(
         ErrorAnswer(
@@ -294,6 +343,17 @@ def _internal_error(request_id: str | None) -> ChatFrontError:
 # -------------------------------------------------------------------------------------
 
 
+def take_authority_off(scope: Scope) -> Scope:
+    """The scope of a request line with a whole URL, which proxies and some clients send, as that of
+    its path.
+    """
+    found = _AUTHORITY.match(scope["path"])
+    if found is None:
+        return scope
+    raw = _RAW_AUTHORITY.sub(b"", scope.get("raw_path") or b"", count=1) or b"/"
+    return {**scope, "path": scope["path"][found.end() :] or "/", "raw_path": raw}
+
+
 class Frame:
     """Names each request, answers its failures, and lets pages of other origins read the
     answers.
@@ -307,6 +367,7 @@ class Frame:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope = take_authority_off(scope)
         headers = Headers(scope=scope)
         front_id = f"req_{uuid4().hex}"
         common = {
@@ -369,8 +430,8 @@ class Frame:
         status: int | None,
         error: ChatFrontError | None,
     ) -> None:
-        """One line a request. No path, no body and no key: what a client sent stays out of the
-        log.
+        """One line a request. No path, no value of a body and no API key; of a refusal the name of
+        the parameter.
         """
         fields: dict[str, object] = {
             "request_id": front_id,
@@ -383,6 +444,9 @@ class Frame:
                 "phase": call.phase,
                 "rc": error.answer.metadata.get("rc"),
             }
+            param = error.answer.param
+            if param is not None and _LOGGED_PARAM.fullmatch(param):
+                fields["param"] = param
         if call.native_id is not None:
             fields |= {
                 "native_id": call.native_id,

@@ -90,8 +90,8 @@ class BodyReader:
         """The request of a body that is whole before `deadline`, which is monotonic. Raises
         RequestRefused, or ClientGone.
         """
-        encoding = headers.get("content-encoding", "identity").strip().lower()
-        if encoding not in {"", "identity"}:
+        encodings = ",".join(headers.getlist("content-encoding")).lower().split(",")
+        if any(encoding.strip() not in {"", "identity"} for encoding in encodings):
             raise RequestRefused(
                 "unsupported_content_encoding",
                 "Send the body without a Content-Encoding.",
@@ -123,7 +123,7 @@ class BodyReader:
             except TimeoutError:
                 message = (
                     f"The body did not arrive in time, or nothing of it for {SILENCE_SECONDS:.0f}"
-                    " seconds."
+                    " seconds. Send the request again."
                 )
                 raise RequestRefused("incomplete_body", message) from None
             if len(buffer) + len(chunk) > MAX_CHAT_BODY_BYTES:
@@ -146,7 +146,10 @@ def build_overload(reason: str) -> RequestRefused:
 
 
 def _too_large() -> RequestRefused:
-    message = f"The request body is larger than {MAX_CHAT_BODY_BYTES} bytes."
+    message = (
+        f"The request body is larger than {MAX_CHAT_BODY_BYTES} bytes. Send fewer or smaller images,"
+        " or a shorter history."
+    )
     return RequestRefused("request_too_large", message, status=413)
 
 

@@ -46,8 +46,9 @@ def require_api_key(headers: Headers) -> str:
     if authorization is None:
         key = headers.get("apikey", "").strip()
     else:
-        scheme, _, key = authorization.strip().partition(" ")
-        key = key.strip() if scheme.lower() == "bearer" else ""
+        # A tab may stand between the two as well.
+        words = authorization.split(maxsplit=1)
+        key = words[1].strip() if len(words) == 2 and words[0].lower() == "bearer" else ""
     if not key:
         raise RequestRefused("missing_api_key", MISSING_KEY_MESSAGE, status=401)
     if not key.isprintable():

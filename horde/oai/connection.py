@@ -25,12 +25,14 @@ SMALL_PIECE_BYTES: Final = 32
 # For whole headers, and for what a client still sends of a body that was answered.
 HEAD_SECONDS: Final = 20.0
 _INVALID: Final = ErrorAnswer(
-    status=400, code="invalid_http", message="This is not a valid HTTP request."
+    status=400,
+    code="invalid_http",
+    message="This is not a valid HTTP request. Send HTTP/1.1 with one length of the body.",
 )
 _INCOMPLETE: Final = ErrorAnswer(
     status=400,
     code="incomplete_headers",
-    message="The headers of the request did not arrive in time.",
+    message="The headers of the request did not arrive in time. Send the request again.",
 )
 # States of a client that has sent its request.
 _WHOLE: Final = frozenset({h11.DONE, h11.MUST_CLOSE})

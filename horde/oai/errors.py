@@ -12,7 +12,9 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final
 
-from horde.chat_contract import ChatRequestRefused, JsonObject, RefusalKind
+from horde_sdk.generation_parameters.text.chat_limits import MIN_CHAT_MAX_TOKENS
+
+from horde.chat_contract import ChatRequestRefused, JsonObject, RefusalKind, build_gap_advice
 from horde.return_codes import ReturnCode
 
 NO_RETRY: Final[Mapping[str, str]] = MappingProxyType({"x-should-retry": "false"})
@@ -80,7 +82,10 @@ def build_defect(request_id: str | None) -> ErrorAnswer:
     charged, again.
     """
     metadata, headers = ({}, {}) if request_id is None else ({"request_id": request_id}, NO_RETRY)
-    message = "The front failed to serve this request."
+    message = (
+        "The front failed to serve this request. Try again; if it goes on failing, tell its operator"
+        " the 'x-request-id'."
+    )
     return ErrorAnswer(
         status=500, code="internal_error", message=message, metadata=metadata, headers=headers
     )
@@ -154,6 +159,7 @@ class WaitDetails:
     impossible_reason: Mapping[str, Any] | None = None
     fault_reason: str | None = None
     fault_rc: str | None = None
+    largest_max_length: int | None = None  # tokens, while the workers' speed alone is the reason
 
 
 class WaitFailed(FrontFailure):
@@ -276,7 +282,8 @@ def build_native_refusal(refused: NativeRefused) -> ErrorAnswer:
     row, message = _find_row(refused)
     headers = dict(row.headers)
     if refused.retry_after is not None and row.status in {429, 503}:
-        headers["Retry-After"] = refused.retry_after
+        # A gateway's 0 would make clients come back at once.
+        headers["Retry-After"] = "1" if refused.retry_after == "0" else refused.retry_after
     elif refused.rc == ReturnCode.MAINTENANCE_MODE:
         headers["Retry-After"] = str(MAINTENANCE_RETRY_SECONDS)
     param = None if row.param is None else shorten_param(row.param)
@@ -366,7 +373,7 @@ LENGTH_LIMITS: Final = frozenset({"max_length", "max_context_length"})
 
 
 def build_gap_message(reason: Mapping[str, Any]) -> str:
-    """What no online worker serving the model offers, as one clause."""
+    """What no online worker serving the model offers, as one clause, and what to change about it."""
     missing, exceeded = (
         list_names(reason, "missing_declarations"),
         list_names(reason, "exceeded_limits"),
@@ -379,7 +386,21 @@ def build_gap_message(reason: Mapping[str, Any]) -> str:
         clauses.append(
             f"it exceeds the {limit} {', '.join(exceeded)} of every online worker serving the model"
         )
-    return " and ".join(clauses) or "no online worker serving the model accepts it"
+    clause = " and ".join(clauses) or "no online worker serving the model accepts it"
+    return f"{clause}.{build_gap_advice(missing, exceeded)}"
+
+
+def describe_speed_limit(largest_max_length: int) -> str:
+    """Why nobody takes a request that asks for more tokens than any online worker is fast enough for."""
+    if largest_max_length < MIN_CHAT_MAX_TOKENS:
+        return (
+            "No online worker is fast enough now, not even for the least 'max_tokens' of"
+            f" {MIN_CHAT_MAX_TOKENS}. Choose another model, or come back later."
+        )
+    return (
+        "No online worker is fast enough for a reply of this length. Lower 'max_tokens' to"
+        f" {largest_max_length} or less, or choose another model."
+    )
 
 
 def list_names(reason: Mapping[str, Any], key: str) -> list[str]:

@@ -38,7 +38,7 @@ from horde.chat_contract import (
     parse_tool_choice,
     parse_tools,
 )
-from horde.oai._messages import parse_messages
+from horde.oai._messages import CACHE_HINT, drop_keys, parse_messages
 from horde.oai.errors import RequestRefused, build_contract_refusal, shorten_param
 from horde.token_estimate import measure_text
 
@@ -77,7 +77,10 @@ _REPLACEMENTS: Final[Mapping[str, str]] = MappingProxyType(
 _REASONING_EFFORTS: Final = tuple(effort.value for effort in ChatReasoningEffort)
 _TOKEN_LIMITS: Final = frozenset({"max_tokens", "max_completion_tokens"})
 _SEED_BITS: Final = 63  # a signed 64-bit integer
-_STREAM_OPTIONS: Final = frozenset({"include_usage", "include_obfuscation"})
+_STREAM_OPTIONS: Final = frozenset(
+    {"include_usage", "include_obfuscation", "continuous_usage_stats"}
+)
+_ALLOWED_TOOLS_MODES: Final = ("auto", "required")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +107,7 @@ class ChatCompletionRequest:
             raise RequestRefused("invalid_json", "The body has to be a JSON object.")
         try:
             forwarded = _read_keys(body)
+            _narrow_tools(forwarded, body.get("tool_choice"))
             _require_models_and_messages(body)
             horde = parse_horde_options(body.get("horde"))
         except ChatRequestRefused as refused:
@@ -145,6 +149,15 @@ def _read_keys(body: JsonObject) -> JsonObject:
     return forwarded
 
 
+def _narrow_tools(forwarded: JsonObject, choice: Any) -> None:
+    """Offer no tools but those that the choice allows."""
+    if _is_allowed_tools(choice):
+        _, names = _parse_allowed_tools(choice, forwarded["tools"])
+        forwarded["tools"] = [
+            tool for tool in forwarded["tools"] if tool["function"]["name"] in names
+        ]
+
+
 def _require_models_and_messages(body: JsonObject) -> None:
     if body.get("model") is None and body.get("models") is None:
         raise RequestRefused(
@@ -163,7 +176,7 @@ def _refuse_key(key: str, _value: Any, _body: JsonObject) -> object:
 def _unsupported(key: str, advice: str | None = None) -> RequestRefused:
     name = shorten_param(key)
     message = f"Unsupported parameter: '{name}' is not supported by the horde" + (
-        f"; {advice}." if advice else "."
+        f"; {advice}." if advice else ". Leave it out."
     )
     return RequestRefused("unsupported_parameter", message, name)
 
@@ -310,9 +323,7 @@ def _read_stream(key: str, value: Any, _body: JsonObject) -> object:
 def _read_stream_options(key: str, value: Any, _body: JsonObject) -> object:
     if not isinstance(value, dict):
         raise _wrong_type(key, "an object")
-    for name, member in value.items():
-        if member is None:
-            continue
+    for name, member in drop_keys(value, CACHE_HINT).items():
         if name not in _STREAM_OPTIONS:
             raise _unsupported(f"{key}.{name}")
         if not isinstance(member, bool):
@@ -329,15 +340,92 @@ def _read_choice_count(key: str, value: Any, _body: JsonObject) -> object:
 
 
 def _read_tools(_key: str, value: Any, body: JsonObject) -> object:
-    tools = parse_tools(value)
+    tools = parse_tools(_drop_cache_hints(value))
     check_tool_spec_size(value, body.get("tool_choice"), body.get("response_format"))
     check_strict_schemas(tools, None)
     return tools or _ABSENT
 
 
+def _drop_cache_hints(tools: Any) -> Any:
+    """The tools without hints on themselves and their functions; schemas stay as they are."""
+    if not isinstance(tools, list):
+        return tools
+    return [
+        {
+            key: drop_keys(member, CACHE_HINT) if key == "function" else member
+            for key, member in tool.items()
+            if key != CACHE_HINT
+        }
+        if isinstance(tool, dict)
+        else tool
+        for tool in tools
+    ]
+
+
 def _read_tool_choice(_key: str, value: Any, body: JsonObject) -> object:
-    choice = parse_tool_choice(value, _guess_tools(body))
+    tools = _guess_tools(body)
+    if _is_allowed_tools(value):
+        mode, _ = _parse_allowed_tools(value, tools)
+        return parse_tool_choice(mode, tools)
+    choice = parse_tool_choice(drop_keys(value, CACHE_HINT), tools)
     return _ABSENT if choice is None else choice
+
+
+def _is_allowed_tools(choice: Any) -> bool:
+    return isinstance(choice, dict) and choice.get("type") == "allowed_tools"
+
+
+def _parse_allowed_tools(choice: JsonObject, tools: list[JsonObject]) -> tuple[str, frozenset[str]]:
+    """The mode and the names of a choice among some of the tools.
+
+    The horde has no such choice: offering those tools alone, with the mode as the choice, asks for
+    the same. Raises RequestRefused.
+    """
+    path = "tool_choice.allowed_tools"
+    _refuse_members("tool_choice", choice, {"type", "allowed_tools"})
+    allowed = choice.get("allowed_tools")
+    if not isinstance(allowed, dict):
+        raise _wrong_type(path, "an object of 'mode' and 'tools'")
+    _refuse_members(path, allowed, {"mode", "tools"})
+    mode, entries = allowed.get("mode"), allowed.get("tools")
+    if mode not in _ALLOWED_TOOLS_MODES:
+        message = (
+            f"Invalid value: '{path}.mode' has to be one of {', '.join(_ALLOWED_TOOLS_MODES)}."
+        )
+        raise RequestRefused("invalid_value", message, f"{path}.mode")
+    if not isinstance(entries, list) or not entries:
+        raise _wrong_type(f"{path}.tools", "a non-empty array of functions")
+    names = [
+        _parse_allowed_name(entry, f"{path}.tools[{index}]", tools)
+        for index, entry in enumerate(entries)
+    ]
+    return str(mode), frozenset(names)
+
+
+def _parse_allowed_name(entry: object, path: str, tools: list[JsonObject]) -> str:
+    if not isinstance(entry, dict):
+        raise _wrong_type(path, 'an object such as {"type": "function", "function": {"name": …}}')
+    try:
+        parse_tool_choice(drop_keys(entry, CACHE_HINT), tools)
+    except ChatRequestRefused as refused:
+        raise _move_refusal(refused, path) from None
+    return str(entry["function"]["name"])
+
+
+def _move_refusal(refused: ChatRequestRefused, path: str) -> ChatRequestRefused:
+    """A refusal of a tool choice as one of an entry that has the same form."""
+    return ChatRequestRefused(
+        path + refused.path.removeprefix("tool_choice"),
+        refused.message,
+        detail=refused.detail.replace("'tool_choice", f"'{path}"),
+        kind=refused.kind,
+    )
+
+
+def _refuse_members(path: str, value: JsonObject, known: set[str]) -> None:
+    for name in drop_keys(value, CACHE_HINT):
+        if name not in known:
+            raise _unsupported(f"{path}.{name}")
 
 
 def _read_parallel_tool_calls(_key: str, value: Any, body: JsonObject) -> object:
@@ -358,7 +446,7 @@ def _guess_tools(body: JsonObject) -> list[JsonObject]:
 
 
 def _read_response_format(_key: str, value: Any, body: JsonObject) -> object:
-    response_format = parse_response_format(value)
+    response_format = parse_response_format(drop_keys(value, CACHE_HINT))
     check_tool_spec_size(body.get("tools"), body.get("tool_choice"), value)
     check_strict_schemas((), response_format)
     return _ABSENT if response_format is None else response_format
@@ -377,14 +465,17 @@ def _read_reasoning_effort(key: str, value: Any, _body: JsonObject) -> object:
 
 def _read_horde(_key: str, value: Any, _body: JsonObject) -> object:
     parse_horde_options(value)
-    sent = {name: member for name, member in value.items() if member is not None}
-    return sent or _ABSENT
+    return drop_keys(value) or _ABSENT
 
 
 def _read_ignored(key: str, value: Any, _body: JsonObject) -> object:
     kind, expectation = _IGNORED_TYPES[key]
     if not isinstance(value, kind):
         raise _wrong_type(key, expectation)
+    return _ABSENT
+
+
+def _drop(_key: str, _value: Any, _body: JsonObject) -> object:
     return _ABSENT
 
 
@@ -451,6 +542,7 @@ _READERS: Final[Mapping[str, _Reader]] = MappingProxyType(
         "reasoning_effort": _read_reasoning_effort,
         "horde": _read_horde,
         **dict.fromkeys(_IGNORED_TYPES, _read_ignored),
+        CACHE_HINT: _drop,
         **dict.fromkeys(NEUTRAL_SAMPLERS, _read_neutral_sampler),
         "logprobs": _read_logprobs,
         "top_logprobs": _read_top_logprobs,

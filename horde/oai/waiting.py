@@ -93,7 +93,7 @@ class RequestWait:
             else settings.poll_seconds
         )
         due = self._read_at + interval
-        if self._impossible_since is not None and not settings.is_fail_fast:
+        if self._impossible_since is not None:
             # Rounded up to the shortest interval, so that the last moment is not read again and
             # again.
             due = min(
@@ -175,6 +175,7 @@ class RequestWait:
             "queue_position": details.queue_position,
             "wait_time": details.wait_time,
             "impossible_reason": details.impossible_reason,
+            "largest_max_length": details.largest_max_length,
         }
         return WaitFailed(kind, self.request_id, WaitDetails(**values | changes))
 
@@ -215,10 +216,10 @@ class RequestWait:
             self._impossible_since = now
         if self._details.impossible_reason is not None and not is_running:
             return WaitFailure.DECLARATION_GAP
-        if self._settings.is_fail_fast:
-            return (
-                None if self.is_judged else self._find_fast_refusal(status, is_running=is_running)
-            )
+        if self._settings.is_fail_fast and not self.is_judged:
+            refusal = self._find_fast_refusal(status, is_running=is_running)
+            if refusal is not None:
+                return refusal
         since = self._impossible_since
         if since is not None and now - since >= self._settings.grace_seconds:
             return WaitFailure.NO_WORKER_GRACE
@@ -289,10 +290,13 @@ def parse_wait_details(status: Mapping[str, Any]) -> WaitDetails:
         status.get("wait_time"),
         status.get("impossible_reason"),
     )
+    speed_limit = status.get("speed_limit")
+    largest = speed_limit.get("largest_max_length") if isinstance(speed_limit, Mapping) else None
     return WaitDetails(
         queue_position=position if isinstance(position, int) else None,
         wait_time=wait_time if isinstance(wait_time, int | float) else None,
         impossible_reason=reason if isinstance(reason, Mapping) else None,
+        largest_max_length=largest if isinstance(largest, int) else None,
     )
 
 

@@ -76,6 +76,22 @@ def read_to_the_end(client: socket.socket) -> bytes:
     return received
 
 
+@pytest.mark.parametrize("origin", [b"http://front", b"HTTPS://front:7010", b"http://[::1]:7010"])
+def test_a_request_line_with_a_whole_url_is_that_of_its_path(
+    stack: FrontStack, origin: bytes
+) -> None:
+    """U-04: proxies and some clients write one."""
+    with connect(stack.url) as client:
+        for path, expected in (
+            (b"/health?a=/b", b'{"status":"ok"}'),
+            (b"/v1/models/a%2Fb", b'"code":"model_not_found"'),
+            (b"/v1/nothing", b"GET /v1/nothing"),
+            (b"", b"<!doctype html>"),
+        ):
+            client.sendall(b"GET %b%b HTTP/1.1\r\nHost: front\r\n\r\n" % (origin, path))
+            read_until(client, expected)
+
+
 # --- bytes behind a request
 # -------------------------------------------------------------------------------------------
 

@@ -370,6 +370,25 @@ def test_fr_33_keys_and_conversations_stay_private(stack: FrontStack) -> None:
         assert secret not in lines
 
 
+def test_the_log_of_a_refusal_names_the_key_refused_and_never_its_value(stack: FrontStack) -> None:
+    """U-04: nor a key that is no name, since it may be a prompt."""
+    heard, own = _Lines(), logging.getLogger("horde")
+    level = own.level
+    own.addHandler(heard)
+    own.setLevel(logging.INFO)
+    try:
+        stack.post(build_body(grammar=MARKER))
+        stack.post(build_body(messages=[{"role": MARKER, "content": "a"}]))
+        stack.post(build_body(**{f"{MARKER} was said": 1}))
+        wait_until(lambda: sum("request_done" in line for line in heard.lines) >= 3)
+    finally:
+        own.removeHandler(heard)
+        own.setLevel(level)
+    named = [json.loads(line).get("param") for line in heard.lines if "request_done" in line]
+    assert named == ["grammar", "messages[0].role", None]
+    assert MARKER not in "\n".join(heard.lines)
+
+
 def test_a_client_s_own_name_of_its_request_is_logged_and_its_platform_s_headers_are_ignored(
     stack: FrontStack,
 ) -> None:

@@ -677,6 +677,18 @@ def test_a_compressed_body_is_415_unread(stack: FrontStack) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "encodings", [("identity", "gzip"), ("gzip", "identity"), ("identity, br",)]
+)
+def test_every_line_of_encodings_is_read(stack: FrontStack, encodings: tuple[str, ...]) -> None:
+    """U-04: a second `Content-Encoding` line counts like the first."""
+    sent = [("authorization", f"Bearer {stack.horde.requester_key}")]
+    sent += [("content-encoding", encoding) for encoding in encodings]
+    data = json.dumps(build_body()).encode()
+    answer = stack.call("POST", "/v1/chat/completions", content=data, headers=sent)
+    assert (answer.status_code, get_error(answer)["code"]) == (415, "unsupported_content_encoding")
+
+
 def test_a_body_over_the_bound_is_413(stack: FrontStack) -> None:
     data = b'{"model": "' + b"x" * (36 * 1024 * 1024) + b'"}'
     answer = stack.post(data)

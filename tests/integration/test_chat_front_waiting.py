@@ -40,6 +40,7 @@ from tests.integration.instruments import Counting
 from tests.integration.text_horde import count_rows, get_request, require_worker
 
 EVENTS = (False, True)
+ANONYMOUS_KEY = "0000000000"
 
 
 @pytest.fixture(scope="module")
@@ -341,6 +342,56 @@ def test_88_a_reply_that_breaks_the_schema_is_not_delivered(stack: FrontStack) -
         "nonconformant_reply",
         "ChatSubmitNonconformant",
     )
+
+
+@pytest.mark.parametrize("key", ["max_tokens", "max_completion_tokens"])
+@pytest.mark.parametrize("kind", ["json_object", "json_schema", "tools"])
+def test_a_strict_reply_cut_at_its_limit_says_so_and_what_to_raise(
+    stack: FrontStack, kind: str, key: str
+) -> None:
+    """U-03: whatever the form it was to have."""
+    schema = {"type": "object", "properties": {}, "additionalProperties": False}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    wanted = {
+        "json_object": {"response_format": {"type": "json_object"}},
+        "json_schema": {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "answer", "strict": True, "schema": schema},
+            }
+        },
+        "tools": {"tools": [tool], "tool_choice": "required"},
+    }[kind]
+    declared = {
+        "chat_features": [
+            *("prompt_overflow_refused", "json_schema", "json_object", "tools"),
+            *("structured_output_enforced", "tool_choice_enforced"),
+        ]
+    }
+    stack.horde.take_nothing(**declared)
+    waiting = stack.ask(**wanted, **({"max_tokens": ..., key: 16}))
+    for number in range(3):
+        job = stack.await_job(name=f"worker {number}", **declared)
+        stack.horde.reply(job["id"], '{"a', finish_reason="length")
+        stack.horde.fault(job["id"], fault_reason="reply_refused")
+    error = get_error(waiting.result(PATIENCE_SECONDS))
+    assert error["code"] == "nonconformant_reply"
+    assert "cut at the limit of 16 tokens" in error["message"]
+    assert f"Raise '{key}'" in error["message"]
+
+
+def test_a_strict_request_without_a_worker_names_best_effort(stack: FrontStack) -> None:
+    """U-23: before it is queued, for want of kudos, and after."""
+    promising_less = {"chat_features": ["tools"]}
+    stack.horde.take_nothing(**promising_less)
+    status, error = stack.refuse()
+    assert (status, error["code"]) == (404, "no_worker_supports_features")
+    assert 'horde.conformance: "best_effort"' in error["message"]
+    refused = stack.refuse(key=ANONYMOUS_KEY, max_tokens=1024)[1]
+    assert refused["metadata"]["rc"] == "NoEligibleWorker"
+    assert 'horde.conformance: "best_effort"' in refused["message"]
+    served = stack.complete(pop=promising_less, horde={"conformance": "best_effort"})
+    assert served["choices"][0]["message"]["content"] == "Blue."
 
 
 # --- budgets

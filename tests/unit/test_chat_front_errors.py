@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """Every failure as OpenAI's error: the tables of the front's reference, row by row."""
 
+import re
 from typing import Any
 
 import pytest
@@ -346,6 +347,62 @@ def test_78_a_gap_says_what_is_missing(
     assert text in answer.message
     assert answer.message.endswith(". The request was cancelled.")
     assert answer.metadata == {"request_id": "id"}
+
+
+@pytest.mark.parametrize(
+    "missing", [["prompt_overflow_refused"], ["structured_output_enforced", "tool_choice_enforced"]]
+)
+def test_a_gap_of_guarantees_alone_says_what_goes_without_them(missing: list[str]) -> None:
+    """U-23: a strict request finds workers that promise less when it asks for them."""
+    reason = {"missing_declarations": missing, "exceeded_limits": []}
+    failed = WaitFailed(WaitFailure.DECLARATION_GAP, "id", WaitDetails(impossible_reason=reason))
+    assert 'horde.conformance: "best_effort"' in _wait_error(failed).answer.message
+    mixed = {"missing_declarations": [*missing, "vision"], "exceeded_limits": []}
+    failed = WaitFailed(WaitFailure.DECLARATION_GAP, "id", WaitDetails(impossible_reason=mixed))
+    assert "best_effort" not in _wait_error(failed).answer.message
+
+
+@pytest.mark.parametrize(
+    ("exceeded", "advice"),
+    [
+        ("max_length", "'max_tokens'"),
+        ("max_context_length", "'horde.max_context_length'"),
+        ("tools_max_temperature", "'temperature'"),
+    ],
+)
+def test_a_gap_of_a_limit_says_what_to_lower(exceeded: str, advice: str) -> None:
+    reason = {"missing_declarations": [], "exceeded_limits": [exceeded]}
+    failed = WaitFailed(WaitFailure.DECLARATION_GAP, "id", WaitDetails(impossible_reason=reason))
+    assert advice in _wait_error(failed).answer.message
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [WaitFailure.NO_WORKER_GRACE, WaitFailure.FAIL_FAST_NOBODY, WaitFailure.DEADLINE],
+)
+def test_a_request_that_speed_alone_rules_out_is_told_the_length_that_is_served(
+    kind: WaitFailure,
+) -> None:
+    """U-10: under the client's own name of the key."""
+    failed = WaitFailed(kind, "id", WaitDetails(largest_max_length=120))
+    answer = build_error(failed, "max_completion_tokens").answer
+    assert "'max_completion_tokens' to 120 or less" in answer.message
+    assert answer.param == "max_completion_tokens"
+    assert answer.metadata["largest_max_length"] == 120
+    hopeless = WaitFailed(kind, "id", WaitDetails(largest_max_length=3))
+    assert "to 3" not in build_error(hopeless).answer.message
+
+
+@pytest.mark.parametrize("kind", set(WaitFailure) - {WaitFailure.DECLARATION_GAP})
+def test_every_failure_of_a_queued_request_says_what_to_do(kind: WaitFailure) -> None:
+    message = _wait_error(WaitFailed(kind, "id")).answer.message
+    assert re.search(r"Send |Choose |Lower |come back|can be read", message)
+
+
+def test_a_retry_is_never_asked_for_at_once() -> None:
+    """U-19."""
+    refused = NativeRefused(429, {"message": "2 per 1 second"}, retry_after="0")
+    assert build_error(refused).answer.headers["Retry-After"] == "1"
 
 
 WAITS: list[tuple[WaitFailure, WaitDetails, int, str, str | None, dict[str, Any]]] = [

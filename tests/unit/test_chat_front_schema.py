@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """What a completion's body becomes natively, and what is refused."""
 
+import json
 from typing import Any
 
 import pytest
@@ -314,3 +315,188 @@ def test_any_body_is_parsed_or_refused_with_a_code(
     ):
         refused = find_refusal(body)
         assert refused is None or (refused.status == 400 and refused.code)
+
+
+# --- extras of real clients
+# ------------------------------------------------------------------------------------------
+
+HINT = {"type": "ephemeral"}
+
+
+def test_hints_for_caches_are_left_out_wherever_they_stand() -> None:
+    """U-04: they ask for nothing that the answer would show."""
+    schema = {"type": "object", "properties": {"cache_control": {"type": "string"}}}
+    hinted = parse(
+        cache_control=HINT,
+        messages=[
+            {
+                "role": "system",
+                "cache_control": HINT,
+                "content": [{"type": "text", "text": "a", "cache_control": HINT}],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {
+                        "type": "image_url",
+                        "cache_control": HINT,
+                        "image_url": {"url": "https://a/b", "cache_control": None},
+                    }
+                ],
+            },
+            {
+                "role": "assistant",
+                "content": "b",
+                "tool_calls": [
+                    CALL
+                    | {"cache_control": HINT, "function": CALL["function"] | {"cache_control": 1}}
+                ],
+            },
+            {"role": "tool", "tool_call_id": "call_1", "content": "c", "cache_control": HINT},
+        ],
+        tools=[
+            {
+                "cache_control": HINT,
+                "type": "function",
+                "function": {"name": "lookup", "parameters": schema, "cache_control": HINT},
+            }
+        ],
+        tool_choice={
+            "type": "function",
+            "function": {"name": "lookup"},
+            "cache_control": HINT,
+        },
+        stream=True,
+        stream_options={"include_usage": True, "cache_control": HINT},
+    ).native_body
+    assert hinted.pop("tools") == [
+        {"type": "function", "function": {"name": "lookup", "parameters": schema}}
+    ]
+    assert "cache_control" not in json.dumps(hinted)
+    assert [set(message) for message in hinted["messages"]] == [
+        {"role", "content"},
+        {"role", "content"},
+        {"role", "content", "tool_calls"},
+        {"role", "content", "tool_call_id"},
+    ]
+
+
+@pytest.mark.parametrize("tools", [5, [5], [{"type": "function", "function": 5}], [None], "x"])
+def test_tools_that_are_none_are_refused_at_their_place(tools: object) -> None:
+    code, param = refuse(tools=tools)
+    assert code in {"invalid_type", "invalid_value"}
+    assert str(param).startswith("tools")
+
+
+def test_the_format_of_an_image_and_statistics_within_a_stream_are_left_out() -> None:
+    """U-04."""
+    image = {"url": "data:image/png;base64,AA==", "format": "image/png", "detail": "low"}
+    body = parse(
+        messages=[{"role": "user", "content": [{"type": "image_url", "image_url": image}]}],
+        stream_options={"continuous_usage_stats": True},
+    ).native_body
+    assert body["messages"][0]["content"][0]["image_url"] == {
+        "url": "data:image/png;base64,AA==",
+        "detail": "low",
+    }
+    assert "stream_options" not in body
+    assert refuse(stream_options={"continuous_usage_stats": 1}) == (
+        "invalid_type",
+        "stream_options.continuous_usage_stats",
+    )
+
+
+def test_no_parts_beside_calls_are_no_content() -> None:
+    """U-04: and nowhere else."""
+    answered = {"role": "tool", "tool_call_id": "call_1", "content": "x"}
+    called = {"role": "assistant", "content": [], "tool_calls": [CALL]}
+    body = parse(messages=[USER, called, answered]).native_body
+    assert body["messages"][1] == {"role": "assistant", "tool_calls": [CALL]}
+    assert refuse(messages=[USER, {"role": "assistant", "content": []}]) == (
+        "invalid_value",
+        "messages[1].content",
+    )
+    assert refuse(messages=[{"role": "user", "content": []}]) == (
+        "invalid_value",
+        "messages[0].content",
+    )
+
+
+def build_tool(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+
+
+def allow(mode: object, *names: str, **changes: Any) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools} | changes}
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+@pytest.mark.parametrize("is_choice_first", [False, True])
+def test_a_choice_among_some_tools_offers_those_alone(mode: str, is_choice_first: bool) -> None:
+    """U-04: the tools are narrowed, and the mode is the choice."""
+    tools = [build_tool(name) for name in ("a", "b", "c")]
+    changes = {"tools": tools, "tool_choice": allow(mode, "c", "a")}
+    body = forward(**dict(sorted(changes.items(), reverse=is_choice_first)))
+    assert body == {"tools": [tools[0], tools[2]], "tool_choice": mode}
+
+
+@pytest.mark.parametrize(
+    ("choice", "code", "param"),
+    [
+        (allow("none", "a"), "invalid_value", "tool_choice.allowed_tools.mode"),
+        (allow(["auto"], "a"), "invalid_value", "tool_choice.allowed_tools.mode"),
+        (allow("auto"), "invalid_type", "tool_choice.allowed_tools.tools"),
+        (allow("auto", "z"), "conflicting_parameters", "tool_choice.allowed_tools.tools[0]"),
+        (
+            allow("auto", tools=["auto"]),
+            "invalid_type",
+            "tool_choice.allowed_tools.tools[0]",
+        ),
+        (
+            allow("auto", tools=[{"type": "function", "function": {}}]),
+            "missing_required_parameter",
+            "tool_choice.allowed_tools.tools[0].function.name",
+        ),
+        (allow("auto", "a", x=1), "unsupported_parameter", "tool_choice.allowed_tools.x"),
+        (allow("auto", "a") | {"x": 1}, "unsupported_parameter", "tool_choice.x"),
+        ({"type": "allowed_tools"}, "invalid_type", "tool_choice.allowed_tools"),
+    ],
+)
+def test_a_choice_among_tools_that_makes_no_sense_is_refused_with_its_path(
+    choice: dict[str, Any], code: str, param: str
+) -> None:
+    assert refuse(tools=[build_tool("a")], tool_choice=choice) == (code, param)
+
+
+def test_a_choice_among_tools_needs_tools() -> None:
+    assert refuse(tool_choice=allow("auto", "a"))[0] == "conflicting_parameters"
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [({"logprobs": True}, "logprobs"), ({"ignore_eos": True}, "ignore_eos")],
+)
+def test_what_would_change_the_reply_is_still_refused(changes: dict[str, Any], param: str) -> None:
+    assert refuse(**changes) == ("unsupported_parameter", param)
+    assert refuse(max_tokens=15) == ("integer_below_min_value", "max_tokens")
+
+
+def nest(levels: int) -> dict[str, Any]:
+    """A schema of objects, one within the other."""
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(levels):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+@pytest.mark.parametrize("levels", [11, 48, 100])
+def test_a_schema_that_nests_too_deep_is_named(levels: int) -> None:
+    """U-05: whatever it is the schema of."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": nest(levels)}}
+    assert refuse(tools=[tool]) == ("unsupported_value", "tools[0].function.parameters")
+    wanted = {"type": "json_schema", "json_schema": {"name": "f", "schema": nest(levels)}}
+    assert refuse(response_format=wanted) == (
+        "unsupported_value",
+        "response_format.json_schema.schema",
+    )

@@ -324,6 +324,24 @@ def test_fail_fast_is_not_asked_again() -> None:
     )
 
 
+@pytest.mark.parametrize("is_fail_fast", [False, True])
+def test_fail_fast_gives_up_no_later_than_wait_when_the_workers_leave(is_fail_fast: bool) -> None:
+    """U-08: they were there at the first reading and went before any of them began."""
+    scene = Scene(WAITING, IMPOSSIBLE, is_fail_fast=is_fail_fast)
+    assert scene.fail().kind is WaitFailure.NO_WORKER_GRACE
+    assert scene.clock.now - 100.0 == 70.0
+    back = Scene(WAITING, IMPOSSIBLE, IMPOSSIBLE, WAITING, SERVED, is_fail_fast=is_fail_fast)
+    assert back.run() == "Blue."
+
+
+def test_a_failure_remembers_the_speed_that_was_the_reason() -> None:
+    slow = IMPOSSIBLE | {"speed_limit": {"largest_max_length": 120}}
+    assert Scene(slow).fail().details.largest_max_length == 120
+    assert Scene(slow, IMPOSSIBLE).fail().details.largest_max_length is None
+    odd = IMPOSSIBLE | {"speed_limit": {"largest_max_length": "many"}}
+    assert Scene(odd).fail().details.largest_max_length is None
+
+
 def test_a_wait_that_is_aborted_cancels_and_says_why() -> None:
     scene = Scene(WAITING)
 

@@ -23,7 +23,8 @@ class Failing(Resource):
     """Fails in the way its address names."""
 
     failures = {  # noqa: RUF012
-        "refusal": BadRequest("No.", ReturnCode.KUDOS_UPFRONT, impossible_reason={"a": 1}),
+        "refusal": BadRequest("No.", ReturnCode.NO_ELIGIBLE_WORKER, impossible_reason={"a": 1}),
+        "remedy": BadRequest("Too few.", ReturnCode.KUDOS_UPFRONT),
         "schema": PayloadInvalid({"params.n": "is too large"}),
         "locked": Locked("In use.", ReturnCode.LOCKED),
         "away": ServiceUnavailable("The database cannot be reached."),
@@ -58,7 +59,19 @@ def client() -> FlaskClient:
 @pytest.mark.parametrize(
     ("name", "status", "body"),
     [
-        ("refusal", 400, {"message": "No.", "rc": "KudosUpfront", "impossible_reason": {"a": 1}}),
+        (
+            "refusal",
+            400,
+            {"message": "No.", "rc": "NoEligibleWorker", "impossible_reason": {"a": 1}},
+        ),
+        (
+            "remedy",
+            400,
+            {
+                "message": "Too few. Ask for a shorter reply, or earn kudos by running a worker.",
+                "rc": "KudosUpfront",
+            },
+        ),
         (
             "schema",
             400,

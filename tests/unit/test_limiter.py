@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 import pytest
+from flask import Flask, Response
 
+from horde.config import Config
 from horde.limiter import (
     MAX_WHITELISTED_ADDRESSES,
     WHITELIST_SECONDS,
     Whitelist,
     build_limit_subject,
+    init_limiter,
 )
 
 
@@ -59,3 +62,23 @@ def test_the_whitelist_forgets_the_oldest_when_it_is_full() -> None:
         True,
         True,
     ]
+
+
+@pytest.mark.parametrize(("sent", "answered"), [("0", "1"), ("1", "1"), ("17", "17")])
+def test_nobody_is_told_to_come_back_at_once(sent: str, answered: str) -> None:
+    """U-19: the limiter's own clock says 0 in the last second of a window."""
+    app = Flask("limits", static_folder=None)
+    init_limiter(
+        app,
+        Config(database_url="", secret_key="s", rate_limits_enabled=False),
+        lambda: "198.51.100.1",
+    )
+    # Registered later, so it runs before, as the limiter's own does.
+    app.after_request(lambda response: _set_retry(response, sent))
+    app.add_url_rule("/", view_func=lambda: ("", 429))
+    assert app.test_client().get("/").headers["Retry-After"] == answered
+
+
+def _set_retry(response: Response, sent: str) -> Response:
+    response.headers["Retry-After"] = sent
+    return response

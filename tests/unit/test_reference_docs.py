@@ -3,6 +3,7 @@
 codes.
 """
 
+import ast
 import re
 import tomllib
 from collections.abc import Iterator
@@ -11,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from horde.config import VERSION, Config, FrontConfig
+from horde.database.addresses import build_timeout_message
 from horde.metrics import DECLARATIONS, Declaration
+from horde.remedies import REMEDIES, add_remedy
 from horde.return_codes import ReturnCode
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -97,3 +100,124 @@ def test_every_return_code_is_documented_and_no_other() -> None:
 def test_the_version_is_that_of_the_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["version"] == VERSION
+
+
+def test_every_return_code_says_what_to_do_in_the_table_and_in_its_message() -> None:
+    """U-03: a refusal names the remedy."""
+    rows = [row for row in read_rows("errors.md") if not row[0].startswith("`message`")]
+    remedies = {code: row[3] for row in rows if len(row) == 4 for code in read_codes(row[0])}
+    assert set(remedies) - {"rc"} == {str(code) for code in ReturnCode}
+    for code in ReturnCode:
+        told = add_remedy("No.", code).removeprefix("No.").strip().rstrip(".")
+        assert re.sub(r"'(\w+)'", r"`\1`", told) in remedies[code]
+        assert len(remedies[code]) > 4
+
+
+# What the messages of codes without a common sentence have to say by themselves.
+TOLD_BY_MESSAGES = {
+    ReturnCode.FORBIDDEN: "Delete one|Use the key|Register an account|moderator",
+    ReturnCode.MAINTENANCE_MODE: "try again later",
+    ReturnCode.TIMEOUT_IP: "",  # held below, since its text has a function of its own
+    ReturnCode.UNSAFE_IP: "Connect without it",
+    ReturnCode.TOO_MANY_NEW_IPS: "Try again later",
+    ReturnCode.INVALID_PRIORITY_USERNAME: "name#id",
+    ReturnCode.LOCKED: "maintenance and try again",
+    ReturnCode.UNSUPPORTED_CHAT_PARAMETER: "",  # each names the key and the rule
+    ReturnCode.CHAT_REQUEST_CONFLICT: "cannot be combined|only allowed|have to|has to|must",
+    ReturnCode.CHAT_KUDOS_CAP_EXCEEDED: "horde.max_kudos.*max_tokens",
+    ReturnCode.NO_ELIGIBLE_WORKER: "the model|any of the models|allow slow workers",
+    ReturnCode.CHAT_DECLARATION_INVALID: "has to|have to|needs|cannot|only on",
+    ReturnCode.CHAT_SUBMIT_INVALID: "needs|has to|have|not among|cannot carry|may hold",
+    ReturnCode.CHAT_SUBMIT_NONCONFORMANT: "Raise|has to|needs|cannot|does not match",
+    ReturnCode.CHAT_MODEL_MISMATCH: "'model_id' has to be",
+    ReturnCode.CHAT_JOB_ABORTED: "Stop generating",
+    ReturnCode.CHAT_PROGRESS_NOT_STREAMING: "submit the reply",
+    ReturnCode.CHAT_PROGRESS_OUT_OF_SEQUENCE: "Expected seq",
+    ReturnCode.CHAT_PROGRESS_CAP_REACHED: "submit the reply",
+    ReturnCode.CHAT_PROGRESS_UNAVAILABLE: "Submit the reply",
+}
+
+
+def collect_text(function: ast.FunctionDef) -> str:
+    """Every string of a function but its docstring."""
+    texts = [
+        node.value
+        for node in ast.walk(function)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    return "\n".join(text for text in texts if text != ast.get_docstring(function, clean=False))
+
+
+def list_functions_that_refuse() -> Iterator[tuple[ReturnCode, str, str]]:
+    """(code, name, its strings) of each function that names the code of a refusal.
+
+    A helper that is given its message stands for those that call it.
+    """
+    functions = [
+        (path, node)
+        for path in sorted((ROOT / "horde").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef)
+    ]
+    for path, function in functions:
+        calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
+        codes = {
+            ReturnCode[argument.attr]
+            for call in calls
+            for argument in [*call.args, *(keyword.value for keyword in call.keywords)]
+            if isinstance(argument, ast.Attribute)
+            and getattr(argument.value, "id", "") == "ReturnCode"
+        }
+        is_helper = bool({"message", "detail"} & {given.arg for given in function.args.args})
+        tellers = [
+            other
+            for other_path, other in functions
+            if is_helper
+            and (path == other_path or not function.name.startswith("_"))
+            and any(
+                isinstance(node, ast.Call) and getattr(node.func, "id", "") == function.name
+                for node in ast.walk(other)
+            )
+        ]
+        for code in codes:
+            yield from (
+                (code, teller.name, collect_text(teller)) for teller in tellers or [function]
+            )
+
+
+def test_messages_of_codes_without_a_common_sentence_say_what_to_do_by_themselves() -> None:
+    assert set(TOLD_BY_MESSAGES) | set(REMEDIES) == set(ReturnCode) - {
+        ReturnCode.BAD_REQUEST,  # each names what is wrong with the body
+        ReturnCode.CHAT_WORKER_FAULT,  # no refusal
+    }
+    told = [
+        (code, name, text)
+        for code, name, text in list_functions_that_refuse()
+        if code in TOLD_BY_MESSAGES
+    ]
+    assert {code for code, _, _ in told} >= set(TOLD_BY_MESSAGES) - {ReturnCode.FORBIDDEN}
+    silent = [
+        (str(code), name)
+        for code, name, text in told
+        if not re.search(TOLD_BY_MESSAGES[code], text, re.DOTALL)
+    ]
+    assert silent == []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "advice"), [(30, "another 30 seconds"), (10**7, "Contact the operators")]
+)
+def test_an_address_in_timeout_is_told_how_long_or_whom_to_ask(seconds: int, advice: str) -> None:
+    assert advice in build_timeout_message(seconds, for_worker=False)
+
+
+def test_every_error_of_the_front_says_what_to_do() -> None:
+    page = (REFERENCE / "chat_front.md").read_text()
+    tables = page[page.index("### Before queueing") : page.index("## Models")]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split(" | ")]
+        for line in tables.splitlines()
+        if line.startswith("| `")
+    ]
+    assert len(rows) > 50
+    assert [row[0] for row in rows if len(row) != 4 or len(row[3]) < 5] == []

@@ -158,7 +158,7 @@ def check_owner(caller: Caller) -> None:
         raise Forbidden(message, ReturnCode.WORKER_FLAGGED_MAINTENANCE)
     if caller.is_anonymous:
         raise Forbidden(
-            "Workers need an account of their own. Please register.",
+            "Workers need an account of their own.",
             ReturnCode.ANON_FORBIDDEN_WORKER,
         )
 
@@ -231,7 +231,7 @@ def _check_worker_counts(own: int, same_address: int, caller: Caller, modes: Hor
         message = f"Only trusted users may run more than {UNTRUSTED_WORKER_COUNT + 1} workers."
         raise Forbidden(message, ReturnCode.TOO_MANY_WORKERS)
     if own > TRUSTED_WORKER_COUNT and own > invited:
-        message = f"You already run {own} workers. Please ask the moderators for more."
+        message = f"You already run {own} workers."
         raise Forbidden(message, ReturnCode.TOO_MANY_WORKERS_TRUSTED)
     allowed = TRUSTED_WORKER_COUNT if caller.is_trusted else UNTRUSTED_WORKER_COUNT
     if same_address > allowed and same_address > invited:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from uuid import UUID
 
 from horde_sdk.generation_parameters.text.chat_policy import ChatConformance
+from horde_sdk.worker.chat_declaration import ChatFinishReason
 from pydantic import Field
 from sqlalchemy.orm import Session
 
@@ -18,6 +19,7 @@ from horde import metrics
 from horde.apis.requests import get_config
 from horde.chat_signal import ChatEvent, publish_chat_event
 from horde.classes.base.worker import is_backend_validated
+from horde.classes.kobold._chat_reply import explain_cut_reply
 from horde.classes.kobold.chat_request import (
     CHAT_WORKER_FAULT_MESSAGES,
     ChatSubmission,
@@ -150,9 +152,15 @@ def verify_chat_submission(submission: ChatSubmission, job: JobFacts) -> tuple[S
     ChatSubmitInvalid or ChatSubmitNonconformant.
     """
     message = submission.message or {}
-    verified = verify_chat_reply(
-        message, job.chat_extras, ChatConformance(job.chat_conformance), submission.state
-    )
+    try:
+        verified = verify_chat_reply(
+            message, job.chat_extras, ChatConformance(job.chat_conformance), submission.state
+        )
+    except BadRequest as refused:
+        is_nonconformant = refused.rc == ReturnCode.CHAT_SUBMIT_NONCONFORMANT
+        if is_nonconformant and submission.finish_reason == ChatFinishReason.LENGTH:
+            raise explain_cut_reply(refused, job.max_length) from None
+        raise
     finish_reason = chat_reply_finish_reason(
         submission.finish_reason or "", verified.message, job.chat_extras
     )

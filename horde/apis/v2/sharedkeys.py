@@ -108,7 +108,8 @@ class SharedKeys(Resource):
             allowed = get_allowed_count(caller)
             if count_shared_keys_before_a_new_one(session, caller.id) >= allowed:
                 raise Forbidden(
-                    f"This account may have at most {allowed} shared keys.", ReturnCode.FORBIDDEN
+                    f"This account may have at most {allowed} shared keys. Delete one first.",
+                    ReturnCode.FORBIDDEN,
                 )
             sharedkey_id = create_shared_key(session, caller.id, body.list_columns(now), now)
             return build_details(require_shared_key(session, str(sharedkey_id)))
@@ -199,7 +200,9 @@ def require_own_shared_key(session: Session, api_key: str, text: str) -> StoredS
     caller = require_owner(session, api_key)
     stored = require_shared_key(session, text)
     if stored.owner_id != caller.id:
-        raise Forbidden("This shared key is not yours.", ReturnCode.FORBIDDEN)
+        raise Forbidden(
+            "This shared key is not yours. Use the key of its owner.", ReturnCode.FORBIDDEN
+        )
     return stored
 
 

@@ -244,7 +244,9 @@ class TestUser(Resource):
             raise NotFound("This horde makes no test accounts.", None)
         # The socket's own peer: what a proxy forwards must not open this.
         if not is_loopback(request.remote_addr):
-            raise Forbidden("Test accounts are made from the machine itself only.")
+            raise Forbidden(
+                "Test accounts are made from the machine itself only. Register an account instead."
+            )
         body = read_body(TestUserBody)
         make = partial(make_test_user, body)
         try:

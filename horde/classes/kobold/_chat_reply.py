@@ -24,6 +24,16 @@ def _nonconformant(message: str) -> BadRequest:
     return BadRequest(message, ReturnCode.CHAT_SUBMIT_NONCONFORMANT)
 
 
+def explain_cut_reply(refused: BadRequest, max_length: int) -> BadRequest:
+    """The refusal of a strict reply that ended at its limit of tokens: the cut is what broke its
+    form, and the requester can mend it.
+    """
+    return _nonconformant(
+        f"The reply was cut at the limit of {max_length} tokens before it was complete. Raise"
+        f" 'max_tokens', or ask for a shorter reply. {refused.message}"
+    )
+
+
 def keep_single_call(message: JsonObject, extras: Mapping[str, Any]) -> tuple[JsonObject, int]:
     """The reply with its first call alone when parallel calls are off, and how many calls went."""
     calls = message.get("tool_calls") or []

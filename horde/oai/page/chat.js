@@ -17,7 +17,7 @@ const ADJUSTMENTS = {
 
 const find = (id) => document.getElementById(id);
 const page = Object.fromEntries(
-  ["settings", "model", "model-facts", "reload", "key", "keep-key", "system", "max-tokens", "temperature", "turns",
+  ["settings", "model", "model-facts", "reload", "key", "keep-key", "system", "max-tokens", "temperature", "best-effort", "turns",
     "announcement", "composer", "message", "send", "stop", "new-chat"].map((id) => [id, find(id)]),
 );
 
@@ -144,17 +144,26 @@ function showFailure(view, failure, exchange) {
   const wait = failure.retryAfter ? `Try again in ${failure.retryAfter} s.` : HINTS[failure.status];
   const details = [wait, failure.code && `Code ${failure.code}.`, failure.requestId && `Request ${failure.requestId}.`];
   box.append(make("p", "hint", details.filter(Boolean).join(" ")));
-  const again = make("button", "again", "Try again");
+  const wantsLess = failure.message.includes("best_effort") && !page["best-effort"].checked;
+  if (wantsLess) {
+    addRetry(box, exchange, "Ask workers that promise less", () => (page["best-effort"].checked = true));
+  }
+  addRetry(box, exchange, "Try again");
+  view.turn.append(box);
+}
+
+function addRetry(box, exchange, label, prepare = () => {}) {
+  const again = make("button", "again", label);
   again.type = "button";
   again.addEventListener("click", () => {
     if (running) return;
+    prepare();
     page.message.focus(); // the button goes away
     exchange.views.forEach((turn) => turn.remove());
     exchanges = exchanges.filter((other) => other !== exchange);
     ask(exchange.asked);
   });
   box.append(again);
-  view.turn.append(box);
 }
 
 class ReplyView {
@@ -207,6 +216,7 @@ function buildBody(asked) {
   const body = { model: page.model.value, messages };
   if (page["max-tokens"].value !== "") body.max_tokens = page["max-tokens"].valueAsNumber;
   if (page.temperature.value !== "") body.temperature = page.temperature.valueAsNumber;
+  if (page["best-effort"].checked) body.horde = { conformance: "best_effort" };
   return body;
 }
 
