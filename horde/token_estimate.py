@@ -49,3 +49,12 @@ def estimate_prompt_tokens(size: TextSize) -> int:
     by_characters = -(-size.characters // CHARACTERS_PER_PROMPT_TOKEN)
     by_bytes = -(-size.utf8_bytes // BYTES_PER_PROMPT_TOKEN)
     return max(by_characters, by_bytes)
+
+
+def estimate_generated_tokens(size: TextSize) -> int:
+    """Tokens that a reply of this size is taken to be made of: a quarter of its bytes, rounded up.
+
+    It times a worker, so it is not as careful as the estimate of a prompt: of English it is a
+    quarter of the characters, as prices are.
+    """
+    return -(-size.utf8_bytes // BYTES_PER_PROMPT_TOKEN)

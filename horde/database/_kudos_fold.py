@@ -34,6 +34,8 @@ from horde.classes.base.user import (
     get_kudos_floor,
 )
 from horde.classes.base.worker import Worker
+from horde.database.functions import note_text_workers_changed
+from horde.db import after_commit
 
 TRUST_AGE = timedelta(days=7)
 SUSPICION_LIMIT = 5  # an account with as many points is never promoted by itself
@@ -405,6 +407,7 @@ def _grant_trust(session: Session, user_ids: set[int]) -> None:
         .values(paused=False)
         .execution_options(synchronize_session=False)
     )
+    after_commit(session, note_text_workers_changed)
 
 
 def _build_drained_statistics(folded: Mapping[int, FoldedAccount]) -> tuple[Statistic, ...]:

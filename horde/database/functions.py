@@ -14,7 +14,7 @@ from sqlalchemy import DateTime, Row, Select, bindparam, exists, func, select, t
 from sqlalchemy.orm import Session
 
 from horde.classes.base.user import UserRole, UserRoleTypes
-from horde.classes.base.worker import WorkerModel
+from horde.classes.base.worker import WorkerModel, is_online
 from horde.classes.kobold.pricing import estimate_queue_wait_seconds
 from horde.classes.kobold.worker import (
     ChatRefusal,
@@ -55,6 +55,9 @@ class WorkerAvailability:
 
     workers: tuple[OnlineTextWorker, ...]
     declaration_gap: dict[str, Any] | None = None  # in the shape of `impossible_reason`
+    # Tokens of output that a worker would serve whose speed alone rules the request out; None when
+    # somebody may serve it, or when nobody is kept from it by speed.
+    largest_max_length: int | None = None
 
     @property
     def worker_count(self) -> int:
@@ -104,11 +107,14 @@ _copy = _WorkersCopy()
 
 
 def note_text_workers_changed() -> None:
-    """Make every process read the workers anew: one appeared, left maintenance, or offers something
-    else. Best effort.
+    """Make every process look anew at who may serve what. Best effort.
+
+    Whatever decides it calls this after its commit: a worker that comes, leaves or is deleted, its
+    maintenance and pause, what it offers and declares, its speed, and the roles of its owner.
     """
     _copy.made = float("-inf")
-    _verdicts.forget_negative()
+    if get_counter(WORKERS_EPOCH_KEY) is None:
+        _verdicts.forget()
     increment_counter(WORKERS_EPOCH_KEY)
 
 
@@ -260,8 +266,14 @@ def get_worker_availability_for_request(
             eligible.append(online)
         elif refusal.reason not in _QUEUE_REFUSALS:
             refusals.append(refusal)
-    gap = find_chat_declaration_gap(refusals) if request.is_chat and not eligible else None
-    return WorkerAvailability(workers=tuple(eligible), declaration_gap=gap)
+    if eligible or not request.is_chat:
+        return WorkerAvailability(workers=tuple(eligible))
+    lengths = [refusal.largest_max_length for refusal in refusals]
+    return WorkerAvailability(
+        workers=(),
+        declaration_gap=find_chat_declaration_gap(refusals),
+        largest_max_length=max((length for length in lengths if length is not None), default=None),
+    )
 
 
 def _is_asked(online: OnlineTextWorker, request: TextRequestFacts) -> bool:
@@ -300,83 +312,94 @@ def find_chat_declaration_gap(refusals: Sequence[ChatRefusal]) -> dict[str, Any]
     }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Verdict:
+    """Who could serve a request when it was last asked, and how long that answer stands."""
+
+    facts: TextRequestFacts
     availability: WorkerAvailability
+    epoch: int | None
     made: float
+
+    def stands(self, epoch: int | None, now: datetime) -> bool:
+        """Whether nothing that decides it can have changed since.
+
+        Every process answers alike then, so that a request is not possible at one reading and
+        impossible at the next. Without the epoch a no is asked again each time, since clients give
+        up on the first, and a yes soon.
+        """
+        age = time.monotonic() - self.made
+        workers = self.availability.workers
+        if workers and not any(is_online(online.worker.last_check_in, now) for online in workers):
+            return False
+        if epoch is None:
+            return bool(workers) and age < WORKERS_COPY_SECONDS
+        return epoch == self.epoch and age < VERDICT_SECONDS
 
 
 class _Verdicts:
-    """Availability by request for a minute; a negative verdict is dropped as soon as any worker
-    changes.
+    """The latest verdict of each request; the facts in it spare their reading when it is asked
+    again.
     """
 
     def __init__(self) -> None:
         self._by_request: dict[UUID, _Verdict] = {}
-        self._epoch: int | None = None
         self._lock = threading.Lock()
 
-    def find(self, wp_id: UUID) -> WorkerAvailability | None:
-        verdict = self._by_request.get(wp_id)
-        if verdict is None or time.monotonic() - verdict.made >= VERDICT_SECONDS:
-            return None
-        if not verdict.availability.workers:
-            # Asked for a no alone: a yes stands for its minute.
-            epoch = get_counter(WORKERS_EPOCH_KEY)
-            if epoch is None or epoch != self._epoch:
-                return None
-        return verdict.availability
+    def find(self, wp_id: UUID) -> _Verdict | None:
+        return self._by_request.get(wp_id)
 
-    def remember(self, wp_id: UUID, availability: WorkerAvailability, epoch: int | None) -> None:
+    def remember(self, wp_id: UUID, verdict: _Verdict) -> None:
         with self._lock:
-            if epoch != self._epoch:
-                self._drop_negative()
-                self._epoch = epoch
             if len(self._by_request) >= MAX_CACHED_VERDICTS:
                 self._by_request.clear()
-            self._by_request[wp_id] = _Verdict(availability, time.monotonic())
+            self._by_request[wp_id] = verdict
 
-    def forget_negative(self) -> None:
+    def forget(self) -> None:
         with self._lock:
-            self._drop_negative()
-
-    def _drop_negative(self) -> None:
-        self._by_request = {
-            key: value for key, value in self._by_request.items() if value.availability.workers
-        }
+            self._by_request.clear()
 
 
 _verdicts = _Verdicts()
 
 
-def remember_availability(wp_id: UUID, availability: WorkerAvailability) -> None:
+def remember_availability(
+    wp_id: UUID, facts: TextRequestFacts, availability: WorkerAvailability
+) -> None:
     """Keep what was measured at creation for the request's first status reads.
 
     Only who can serve it: a worker may have appeared since "nobody" was measured, and clients give
     up on the first no.
     """
     if availability.workers:
-        _verdicts.remember(wp_id, availability, _copy.epoch)
+        _remember(wp_id, facts, availability, _copy.epoch)
+
+
+def _remember(
+    wp_id: UUID, facts: TextRequestFacts, availability: WorkerAvailability, epoch: int | None
+) -> None:
+    verdict = _Verdict(facts=facts, availability=availability, epoch=epoch, made=time.monotonic())
+    _verdicts.remember(wp_id, verdict)
 
 
 def get_stored_request_availability(
     session: Session, wp_id: UUID, *, validated_backends: Collection[str], now: datetime
 ) -> WorkerAvailability:
-    """The availability of a stored request, measured at most once a minute; none when the request
-    is gone.
+    """The availability of a stored request, measured once a minute and whenever workers changed;
+    none when the request is gone.
     """
-    known = _verdicts.find(wp_id)
-    if known is not None:
-        return known
-    # Before the workers are read: a change meanwhile ends a no.
+    # Before the workers are read: a change meanwhile ends what is read now.
     epoch = get_counter(WORKERS_EPOCH_KEY)
-    facts = find_request_facts(session, wp_id)
+    known = _verdicts.find(wp_id)
+    if known is not None and known.stands(epoch, now):
+        return known.availability
+    facts = find_request_facts(session, wp_id) if known is None else known.facts
     if facts is None:
         return WorkerAvailability(workers=())
     availability = get_worker_availability_for_request(
         session, facts, validated_backends=validated_backends, now=now
     )
-    _verdicts.remember(wp_id, availability, epoch)
+    _remember(wp_id, facts, availability, epoch)
     return availability
 
 
@@ -384,7 +407,7 @@ def forget_cached_availability() -> None:
     """Drop every copy this process keeps of workers and verdicts."""
     _copy.made = float("-inf")
     _copy.epoch = None
-    _verdicts._by_request.clear()
+    _verdicts.forget()
 
 
 def estimate_wait_for_new_request(session: Session, availability: WorkerAvailability) -> int | None:

@@ -17,7 +17,7 @@ from horde.classes.base.waiting_prompt import TerminalOutcome, WPModels
 from horde.classes.base.worker import WorkerModel
 from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
 from horde.classes.kobold.worker import TextWorker
-from horde.database.caches import TimedCache, read_shared, write_shared
+from horde.database.caches import TimedCache, forget_shared, read_shared, write_shared
 from horde.database.kudos import release_holds
 from horde.database.text_functions import TEXT_FAMILY, is_live, online_since
 from horde.db import after_commit
@@ -101,6 +101,13 @@ def get_model_figures(session: Session, now: datetime) -> dict[str, ModelFigures
         return _computed_models.get(None, lambda: compute_model_figures(session, now))
 
     return _models.get(None, read)
+
+
+def forget_model_figures() -> None:
+    """List the models anew when next asked: a worker came or left. Call it after the commit."""
+    forget_shared(MODELS_KEY)
+    _models.clear()
+    _computed_models.clear()
 
 
 def publish_model_figures(figures: Mapping[str, ModelFigures]) -> None:

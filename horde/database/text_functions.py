@@ -344,7 +344,7 @@ def get_sorted_text_wp_filtered_to_worker(
             skipped[refusal.reason] += 1
     return ServableQueue(
         classes=tuple(servable),
-        lease_capacity=get_text_worker_lease_capacity(worker.speed),
+        lease_capacity=get_text_worker_lease_capacity(worker.gate_speed),
         only_user_id=only_user_id,
         priority_user_ids=(worker.user_id, *priority_user_ids),
         skipped={

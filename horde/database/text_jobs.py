@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 from uuid import UUID, uuid4
 
+from horde_sdk.worker.chat_declaration import ChatFaultReason
 from sqlalchemy import (
     DateTime,
     Integer,
@@ -57,6 +58,7 @@ from horde.database.kudos import append_movements, release_hold
 from horde.database.text_functions import TEXT_FAMILY, ClaimedRequest
 from horde.database.text_requests import has_pending_jobs
 from horde.database.users import charge_shared_key
+from horde.database.workers import announce_worker_change
 from horde.db import insert_rows, table_of
 
 jobs = table_of(TextProcessingGeneration)
@@ -68,7 +70,8 @@ targets, holds = table_of(WPAllowedWorkers), table_of(KudosReservation)
 # Three samples and a statistic in one round trip: they are written together or not at all.
 _RECORD_SAMPLES = text("""
     WITH worker_sample AS (
-        INSERT INTO worker_performances (worker_id, performance, created) VALUES (:worker_id, :speed, :now)
+        INSERT INTO worker_performances (worker_id, performance, generated_tokens, seconds, created)
+        VALUES (:worker_id, :speed, :generated_tokens, :seconds, :now)
     ), model_sample AS (
         INSERT INTO model_performances (model, performance, created) VALUES (:model, :speed, :now)
     ), fulfilment AS (
@@ -161,12 +164,13 @@ class Settlement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submitted:
-    """A verified reply, ready to be stored: the job's columns and the tokens it is priced and timed
-    by.
+    """A verified reply, ready to be stored: the job's columns, the tokens it is priced by, and
+    those its worker is timed by.
     """
 
     columns: dict[str, Any] = field(repr=False)
     tokens: int
+    generated_tokens: int
     is_censored: bool = False
 
 
@@ -215,7 +219,7 @@ def assign_jobs(
     ttl = TextProcessingGeneration.set_job_ttl()
     request = claimed.request
     is_over = not is_fake and TextProcessingGeneration.is_over_capacity(
-        is_chat=request.is_chat, max_length=request.max_length, speed=worker.speed
+        is_chat=request.is_chat, max_length=request.max_length, speed=worker.gate_speed
     )
     shared = {
         "procgen_type": TEXT_FAMILY,
@@ -515,11 +519,14 @@ def _claim_pending_job(
 
 
 def _build_samples(job: JobFacts, submitted: Submitted, now: datetime) -> dict[str, Any]:
-    speed = compute_speed_sample(submitted.tokens, seconds_since(job.start_time, now))
+    seconds = seconds_since(job.start_time, now)
+    speed = compute_speed_sample(submitted.tokens, seconds)
     state = TextGenState.CENSORED if submitted.is_censored else TextGenState.OK
     return _build_statistic(job, state, now) | {
         "worker_id": job.worker_id,
         "speed": speed,
+        "seconds": max(seconds, 0.0),  # another host's clock may be behind
+        "generated_tokens": submitted.generated_tokens,
         "things": submitted.tokens,
         "deliver_time": job.start_time,
         "now": now,
@@ -542,7 +549,13 @@ def _build_statistic(job: JobFacts, state: TextGenState, now: datetime) -> dict[
 
 
 def fault_job(
-    session: Session, job: JobFacts, *, is_raid: bool, now: datetime, blames_worker: bool = True
+    session: Session,
+    job: JobFacts,
+    *,
+    is_raid: bool,
+    now: datetime,
+    fault_reason: str | None = None,
+    blames_worker: bool = True,
 ) -> Fault:
     """End a job without a reply: its generation goes back to the request, its worker's counters
     move, once.
@@ -564,13 +577,7 @@ def fault_job(
         insert(TextGenStatistic).values(_build_unserved_statistic(job, TextGenState.FAULTED, now))
     )
     if blames_worker:
-        TextProcessingGeneration.log_worker_abort(
-            session,
-            worker_id=job.worker_id,
-            refusal_rc=job.chat_refusal_rc,
-            is_raid=is_raid,
-            now=now,
-        )
+        _blame_worker(session, job, fault_reason, is_raid=is_raid, now=now)
     if not is_request_faulted:
         return Fault(is_applied=True)
     reason, rc = session.execute(
@@ -585,6 +592,37 @@ def fault_job(
         fault_reason=reason,
         fault_rc=rc,
     )
+
+
+def _blame_worker(
+    session: Session, job: JobFacts, fault_reason: str | None, *, is_raid: bool, now: datetime
+) -> None:
+    """Move the counters of a dropped job's worker, and announce the maintenance that may follow."""
+    counts = not _is_estimate_at_fault(job, fault_reason) and (
+        TextProcessingGeneration.mark_counted_drop(
+            session, job_id=job.id, wp_id=job.wp_id, worker_id=job.worker_id
+        )
+    )
+    is_retired = TextProcessingGeneration.log_worker_abort(
+        session,
+        worker_id=job.worker_id,
+        refusal_rc=job.chat_refusal_rc,
+        counts=counts,
+        is_raid=is_raid,
+        now=now,
+    )
+    if is_retired:
+        announce_worker_change(session, job.worker_id, job.worker_name)
+
+
+def _is_estimate_at_fault(job: JobFacts, fault_reason: str | None) -> bool:
+    """Whether a worker gave a job up for the length of its prompt, which the horde let pass.
+
+    Every chat request was estimated to fit, or it would have been refused. A worker whose reply was
+    refused had room for the prompt, whatever it says.
+    """
+    is_overflow = fault_reason == ChatFaultReason.PROMPT_OVERFLOW
+    return is_overflow and job.is_chat and job.chat_refusal_rc is None
 
 
 def _build_unserved_statistic(job: JobFacts, state: TextGenState, now: datetime) -> dict[str, Any]:

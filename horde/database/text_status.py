@@ -192,7 +192,9 @@ def build_text_status(
 
 def _build_chat_keys(progress: RequestProgress, availability: WorkerAvailability) -> dict[str, Any]:
     is_impossible = not availability.workers and progress.processing == 0 and not progress.is_done
-    return {
+    longest = availability.largest_max_length
+    speed_limit = {"speed_limit": {"largest_max_length": longest}}
+    return (speed_limit if is_impossible and longest is not None else {}) | {
         "context_adjustments": progress.context_adjustments,
         "impossible_reason": availability.declaration_gap if is_impossible else None,
         "fault_reason": progress.chat_fault_reason if progress.faulted else None,

@@ -40,13 +40,18 @@ from horde.classes.base.user import (
     is_pseudonymous,
 )
 from horde.classes.base.worker import Worker
+from horde.classes.kobold.worker import TextWorker
 from horde.config import Config
 from horde.database import kudos
 from horde.database.account_cache import AccountCache, publish_account_change, watch_account_changes
+from horde.database.workers import announce_owner_change, take_workers_offline
 from horde.db import after_commit, transaction
 from horde.exceptions import BadRequest, Forbidden, ServiceUnavailable
 from horde.return_codes import ReturnCode
 
+_ROLES_WITHOUT_WORKERS = frozenset({UserRoleTypes.FLAGGED, UserRoleTypes.DELETED})
+# They decide which requests the account's workers may serve.
+_ROLES_OF_OWNERS = _ROLES_WITHOUT_WORKERS | {UserRoleTypes.TRUSTED, UserRoleTypes.MODERATOR}
 PASSKEY_REFRESH_SECONDS = 5.0
 PASSKEY_BYTES = 12  # 16 characters, the length the published description fixes
 # Kudos in one administrative change: far above any balance, far below what a column holds.
@@ -447,6 +452,10 @@ def set_role(
             _grant(session, user_id, each, now)
     if role is UserRoleTypes.EDUCATION:
         _adjust_education_concurrency(session, user_id, granted=granted)
+    if role in _ROLES_OF_OWNERS:
+        announce_owner_change(session, user_id)
+    if granted and role in _ROLES_WITHOUT_WORKERS:
+        take_workers_offline(session, TextWorker.user_id == user_id, now)
     announce_change(session, user_id)
 
 

@@ -5,11 +5,12 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 from sqlalchemy import (
+    ColumnElement,
     DateTime,
     String,
     Text,
@@ -21,6 +22,7 @@ from sqlalchemy import (
     or_,
     select,
     table,
+    update,
 )
 from sqlalchemy.dialects.postgresql import aggregate_order_by
 from sqlalchemy.exc import IntegrityError
@@ -31,7 +33,10 @@ from horde.classes.base.user import User, UserRole, UserRoleTypes
 from horde.classes.base.worker import SPEED_BASELINE, WorkerModel, WorkerStats, is_online
 from horde.classes.kobold.worker import TextWorker
 from horde.database.caches import TimedCache, forget_shared, read_shared, write_shared
+from horde.database.functions import note_text_workers_changed
+from horde.database.stats import forget_model_figures
 from horde.database.text_functions import online_since
+from horde.db import after_commit
 from horde.exceptions import BadRequest, Locked, NotFound
 from horde.return_codes import ReturnCode
 
@@ -185,6 +190,13 @@ def publish_online_worker_records(records: Sequence[WorkerRecord]) -> None:
     write_shared(WORKERS_KEY, [_dump(record) for record in records], WORKERS_KEY_TTL_SECONDS)
 
 
+def forget_online_worker_records() -> None:
+    """List the online workers anew when next asked. Call it after the commit."""
+    forget_shared(WORKERS_KEY)
+    _lists.clear()
+    _computed_lists.clear()
+
+
 def narrow_details(record: WorkerRecord, privilege: int) -> dict[str, Any]:
     """The details a caller of this privilege sees."""
     hidden: frozenset[str] = frozenset()
@@ -203,6 +215,52 @@ def forget_worker_details(worker_id: UUID, *names: str) -> None:
     _details.forget(worker_id)
     for name in names:
         _details.forget(name)
+
+
+def announce_worker_change(session: Session, worker_id: UUID, *names: str) -> None:
+    """Once committed, show a worker as it is now, and have everybody look anew at who serves what.
+
+    `names` are those it has and had.
+    """
+
+    def announce() -> None:
+        forget_worker_details(worker_id, *names)
+        forget_online_worker_records()
+        forget_model_figures()
+        note_text_workers_changed()
+
+    after_commit(session, announce)
+
+
+def announce_owner_change(session: Session, user_id: int) -> None:
+    """As `announce_worker_change` for every worker of an account whose roles changed."""
+    rows = session.execute(
+        select(TextWorker.id, TextWorker.name).where(TextWorker.user_id == user_id)
+    )
+    for row in rows:
+        announce_worker_change(session, row.id, row.name)
+
+
+def take_workers_offline(session: Session, condition: ColumnElement[bool], now: datetime) -> None:
+    """End the time online of the text workers that fit, at once; their next check-in begins another.
+
+    A check-in that read a worker before this commits writes nothing, since it needs the time of the
+    last one that it read.
+    """
+    rows = session.execute(
+        select(TextWorker.id, TextWorker.name)
+        .where(condition, TextWorker.last_check_in >= online_since(now))
+        .order_by(TextWorker.id)
+        .with_for_update(key_share=True)
+    ).all()
+    session.execute(
+        update(TextWorker)
+        .where(TextWorker.id.in_([row.id for row in rows]))
+        .values(last_check_in=online_since(now) - timedelta(seconds=1))
+        .execution_options(synchronize_session=False)
+    )
+    for row in rows:
+        announce_worker_change(session, row.id, row.name)
 
 
 def describe_performance(speed: float) -> str:

@@ -265,6 +265,9 @@ def build_chat_status(namespace: Namespace) -> Any:
             "generations": fields.List(fields.Nested(generation)),
             "context_adjustments": fields.List(fields.Raw),
             "impossible_reason": fields.Raw,
+            "speed_limit": fields.Raw(
+                description="Present only while speed alone keeps every worker from the request."
+            ),
             "fault_reason": fields.String,
             "fault_rc": fields.String,
             **_status_fields(),
@@ -305,6 +308,10 @@ def build_pop_input(namespace: Namespace) -> Any:
             "chat_limits": fields.Nested(limits),
             "model_id": fields.String,
             "image_transports": fields.List(fields.String),
+            "leaving": fields.Boolean(
+                default=False,
+                description="The worker stops: it gets no job and is offline at once.",
+            ),
         },
     )
 

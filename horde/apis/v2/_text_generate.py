@@ -244,7 +244,7 @@ def activate(
         if object_keys:
             delete_stored_chat_images(object_keys)
         raise ServiceUnavailable("The request could not be queued. Try again.")
-    remember_availability(stored.id, stored.availability)
+    remember_availability(stored.id, stored.admission.facts, stored.availability)
 
 
 def build_accepted(stored: StoredRequest, *, is_raid: bool) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from horde.classes.base.worker import (
     WorkerModel,
     is_backend_validated,
     is_online,
+    parse_bridge_name,
 )
 from horde.classes.kobold.chat_request import ChatDeclaration
 from horde.classes.kobold.pricing import build_uptime_movements, compute_uptime_reward
@@ -54,7 +55,7 @@ from horde.database.text_functions import (
 )
 from horde.database.text_jobs import AssignedJobs, assign_jobs
 from horde.database.users import Caller
-from horde.database.workers import clean_shown_text, is_profane
+from horde.database.workers import clean_shown_text, is_profane, take_workers_offline
 from horde.db import RowsLocked, after_commit, insert_rows, run_transaction, table_of
 from horde.exceptions import BadRequest, Forbidden, HordeError
 from horde.model_reference import get_text_model_multiplier, is_known_text_model
@@ -83,6 +84,7 @@ class TextPopBody(LenientBody):
     priority_usernames: Values[CountedName] = Field(default_factory=list)
     max_length: Annotated[WholeNumber, Field(ge=1, le=2**31 - 1)] = 512
     max_context_length: Annotated[WholeNumber, Field(ge=1, le=2**31 - 1)] = 2048
+    leaving: bool = False
 
     @property
     def clean_name(self) -> str:
@@ -198,6 +200,18 @@ def check_worker_owner(worker: TextWorker, caller: Caller) -> None:
             f"The worker name '{worker.name}' belongs to another user. Choose a name of your own."
         )
         raise Forbidden(message, ReturnCode.WRONG_CREDENTIALS)
+
+
+def take_leave(session: Session, body: TextPopBody, caller: Caller, now: datetime) -> None:
+    """Take a worker offline that says it will pop no more. Raises Forbidden for another user's.
+
+    Its jobs in flight may still be submitted, and its next pop brings it back. A name that no
+    worker has leaves nothing behind.
+    """
+    worker = find_named_worker(session, body.clean_name)
+    if worker is not None:
+        check_worker_owner(worker, caller)
+        take_workers_offline(session, TextWorker.id == worker.id, now)
 
 
 def check_new_worker(session: Session, body: TextPopBody, caller: Caller) -> None:
@@ -316,10 +330,7 @@ def take_check_in(
     The declaration is compared at every pop, the rest every 30 s.
     """
     seen, was_online = worker.last_check_in, is_online(worker.last_check_in, now) and not is_new
-    old_limits, limits = (
-        (worker.max_length, worker.max_context_length),
-        (body.max_length, body.max_context_length),
-    )
+    old_service = describe_service(worker)
     declared = worker.take_chat_declaration(declaration)
     check_in = None
     if is_new or worker.is_check_in_due(now):
@@ -329,7 +340,7 @@ def take_check_in(
             bridge_agent=body.clean_agent,
             threads=body.threads,
             nsfw=body.nsfw,
-            limits=limits,
+            limits=(body.max_length, body.max_context_length),
         )
     return PendingCheckIn(
         seen_check_in=seen,
@@ -338,8 +349,14 @@ def take_check_in(
         is_new=is_new,
         changes_service=bool(declared)
         or not was_online
-        or (check_in is not None and limits != old_limits),
+        or (check_in is not None and describe_service(worker) != old_service),
     )
+
+
+def describe_service(worker: TextWorker) -> tuple[object, ...]:
+    """What a check-in says that decides whose requests a worker may serve, beside its models."""
+    program = parse_bridge_name(worker.bridge_agent)
+    return worker.max_length, worker.max_context_length, worker.nsfw, program
 
 
 workers, offers = table_of(TextWorker), table_of(WorkerModel)
@@ -459,7 +476,7 @@ def read_queue(
     chat_speed = text_speed
     if worker.chat_model_id is not None:
         chat_speed = get_minimum_text_speed(get_text_model_multiplier(worker.chat_model_id))
-        if worker_may_be_speed_gated(worker.speed, worker.chat_max_length or 0):
+        if worker_may_be_speed_gated(worker.gate_speed, worker.chat_max_length or 0):
             after_commit(session, _count_lease_capacity_limited)
     return get_sorted_text_wp_filtered_to_worker(
         session, worker, build_inputs(text_speed), build_inputs(chat_speed), priority_user_ids
@@ -470,9 +487,10 @@ def _count_lease_capacity_limited() -> None:
     metrics.pop_lease_capacity_limited.add(1, {"horde.gentype": "text"})
 
 
-def build_idle_pop(queue: ServableQueue) -> PoppedJobs:
+def build_idle_pop(queue: ServableQueue | None = None) -> PoppedJobs:
     """What a pop without a job answers."""
-    return PoppedJobs(jobs=None, payload=dict(TEXT_PAYLOAD_DEFAULTS), skipped=queue.skipped)
+    skipped = {} if queue is None else queue.skipped
+    return PoppedJobs(jobs=None, payload=dict(TEXT_PAYLOAD_DEFAULTS), skipped=skipped)
 
 
 def take_jobs(

@@ -128,8 +128,13 @@ def build_text_submission(body: TextSubmitBody, job: JobFacts) -> Submitted:
         "gen_metadata": metadata,
         "seed": max(body.seed, 0),
     }
-    tokens = TextProcessingGeneration.get_things_count(None, body.generation, job.max_length)
-    return Submitted(columns=columns, tokens=tokens, is_censored=is_censored)
+    reply = (None, body.generation, job.max_length)
+    return Submitted(
+        columns=columns,
+        tokens=TextProcessingGeneration.get_things_count(*reply),
+        generated_tokens=TextProcessingGeneration.get_generated_tokens(*reply),
+        is_censored=is_censored,
+    )
 
 
 def mark_censorship(
@@ -168,9 +173,12 @@ def verify_chat_submission(submission: ChatSubmission, job: JobFacts) -> tuple[S
     columns = TextProcessingGeneration.get_submission_columns(
         submission, verified.message, finish_reason
     )
-    tokens = TextProcessingGeneration.get_things_count(verified.message, None, job.max_length)
+    reply = (verified.message, None, job.max_length)
     submitted = Submitted(
-        columns=columns | {"gen_metadata": metadata}, tokens=tokens, is_censored=is_censored
+        columns=columns | {"gen_metadata": metadata},
+        tokens=TextProcessingGeneration.get_things_count(*reply),
+        generated_tokens=TextProcessingGeneration.get_generated_tokens(*reply),
+        is_censored=is_censored,
     )
     return submitted, verified.dropped_tool_call_count
 
@@ -299,7 +307,7 @@ def count_worker_fault(fault_reason: str | None, job: JobFacts) -> None:
     )
 
 
-def fault(job: JobFacts, *, is_raid: bool, now: datetime) -> float:
+def fault(job: JobFacts, *, is_raid: bool, now: datetime, fault_reason: str | None = None) -> float:
     """End a job without a reply; 0, also for a job that was faulted before. Raises BadRequest for a
     completed one.
     """
@@ -307,7 +315,7 @@ def fault(job: JobFacts, *, is_raid: bool, now: datetime) -> float:
         raise build_lost_refusal(job)
 
     def work(session: Session) -> tuple[Fault, JobFacts | None]:
-        outcome = fault_job(session, job, is_raid=is_raid, now=now)
+        outcome = fault_job(session, job, is_raid=is_raid, now=now, fault_reason=fault_reason)
         return outcome, None if outcome.is_applied else find_job(session, job.id)
 
     outcome, ended = run_transaction(work)

@@ -468,6 +468,9 @@ class TextJobPop(Resource):
             caller = self.require_caller(session, api_key)
             # Asked only where it matters.
             is_raid = bool(get_config().ip_checker) and get_horde_modes(session).raid
+        if body.leaving:
+            run_transaction(partial(popping.take_leave, body=body, caller=caller, now=now))
+            return popping.build_pop_response(popping.build_idle_pop())
         address_refusal = popping.find_address_refusal(caller, is_raid=is_raid)
         with reading() as session:
             known = popping.find_named_worker(session, body.clean_name)
@@ -553,7 +556,7 @@ class TextJobPop(Resource):
                 worker_id=worker.id,
                 owner_trusted=caller.is_trusted,
                 max_length=popped.payload["max_length"],
-                speed=worker.speed,
+                speed=worker.gate_speed,
             )
 
 
@@ -650,7 +653,7 @@ class TextJobSubmit(Resource):
         """End a chat job that its worker gave up, with the worker's known reason."""
         submitting.count_worker_fault(submission.fault_reason, job)
         explaining.record_worker_fault(job, submission.fault_reason)
-        return submitting.fault(job, is_raid=is_raid, now=now)
+        return submitting.fault(job, is_raid=is_raid, now=now, fault_reason=submission.fault_reason)
 
 
 @namespace.route("/text/progress")

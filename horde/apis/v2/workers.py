@@ -19,19 +19,18 @@ from horde.apis.requests import find_api_key, require_api_key
 from horde.apis.v2.base import ModelType
 from horde.classes.base.worker import DEFAULT_MAINTENANCE_MESSAGE
 from horde.classes.kobold.worker import TextWorker
-from horde.database.functions import note_text_workers_changed
 from horde.database.users import Caller, find_caller
 from horde.database.workers import (
     MODERATOR,
     OWNER,
     PUBLIC,
     WorkerRecord,
+    announce_worker_change,
     clean_shown_text,
     delete_worker,
     find_team_name,
     find_worker_record,
     find_worker_record_by_name,
-    forget_worker_details,
     get_online_worker_records,
     is_profane,
     narrow_details,
@@ -39,7 +38,7 @@ from horde.database.workers import (
     rename_worker,
     require_worker,
 )
-from horde.db import after_commit, run_transaction, transaction
+from horde.db import run_transaction, transaction
 from horde.exceptions import BadRequest, Forbidden, NotFound, PayloadInvalid, Unauthorized
 from horde.limiter import limit_worker
 from horde.return_codes import ReturnCode
@@ -151,9 +150,7 @@ class Worker(Resource):
             names = {worker.name, changes.name or worker.name}
             check_may_change(caller, worker, changes)
             answer = change_worker(session, worker, changes)
-            after_commit(session, lambda: forget_worker_details(worker.id, *names))
-            if changes.maintenance is not None or changes.paused is not None:
-                after_commit(session, note_text_workers_changed)
+            announce_worker_change(session, worker.id, *names)
             return answer
 
         return run_transaction(work)
@@ -176,8 +173,7 @@ class Worker(Resource):
                 raise Forbidden(f"Worker '{worker.name}' is not yours.", ReturnCode.NOT_MODERATOR)
             answer = {"deleted_id": str(worker.id), "deleted_name": worker.name}
             delete_worker(session, worker)
-            after_commit(session, lambda: forget_worker_details(worker.id, worker.name))
-            after_commit(session, note_text_workers_changed)
+            announce_worker_change(session, worker.id, worker.name)
             return answer
 
         return run_transaction(work)

@@ -67,6 +67,8 @@ class ProcessingGeneration(Base):
     faulted: Mapped[bool] = mapped_column(Boolean, default=False)
     fake: Mapped[bool] = mapped_column(Boolean, default=False)
     censored: Mapped[bool] = mapped_column(Boolean, default=False)
+    # Its fault counted toward the hourly limit of its worker.
+    counted_drop: Mapped[bool] = mapped_column(Boolean, default=False)
     job_ttl: Mapped[int] = mapped_column(Integer, default=DEFAULT_JOB_TTL_SECONDS)
     wp_id: Mapped[UUID] = mapped_column(
         ForeignKey("waiting_prompts.id", ondelete="CASCADE"), index=True

@@ -73,6 +73,8 @@ class Worker(Base):
     team_id: Mapped[UUID | None] = mapped_column(Uuid, index=True)
     allow_unsafe_ipaddr: Mapped[bool] = mapped_column(Boolean, default=True)
     speed: Mapped[float] = mapped_column(Float, default=SPEED_BASELINE)
+    # Samples too few or too old to keep jobs from a worker by.
+    speed_is_provisional: Mapped[bool] = mapped_column(Boolean, default=False)
     nsfw: Mapped[bool] = mapped_column(Boolean, default=False)
 
 
@@ -101,13 +103,18 @@ class WorkerStats(Base):
 
 
 class WorkerPerformance(Base):
-    """One speed sample of a worker, in raw things (tokens) per second."""
+    """One speed sample of a worker, in raw things (tokens) per second.
+
+    `generated_tokens` and `seconds` are null in samples that a server before 5.1.18 wrote.
+    """
 
     __tablename__ = "worker_performances"
 
     id: Mapped[int] = mapped_column(Integer, primary_key=True)
     worker_id: Mapped[UUID] = mapped_column(ForeignKey("workers.id", ondelete="CASCADE"))
     performance: Mapped[float] = mapped_column(Float)
+    generated_tokens: Mapped[int | None] = mapped_column(Integer)
+    seconds: Mapped[float | None] = mapped_column(Float)
     created: Mapped[datetime] = mapped_column(DateTime, default=utcnow, index=True)
 
 

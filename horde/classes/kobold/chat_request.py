@@ -136,6 +136,7 @@ __all__ = [
     "estimate_chat_prompt_tokens",
     "flatten_messages",
     "is_chat_submission",
+    "list_reply_texts",
     "lower_max_length",
     "parse_chat_declaration_fields",
     "parse_chat_request",
@@ -665,15 +666,18 @@ def chat_reply_finish_reason(
     return finish_reason
 
 
-def chat_reply_characters(message: Mapping[str, Any]) -> int:
-    """The characters a reply is priced by: content, reasoning, and each call's function name and
+def list_reply_texts(message: Mapping[str, Any]) -> list[str]:
+    """What the model wrote of a reply: content, reasoning, and each call's function name and
     arguments.
     """
-    calls = message.get("tool_calls") or ()
-    called = sum(
-        len(call["function"]["name"]) + len(call["function"]["arguments"]) for call in calls
-    )
-    return len(message.get("content") or "") + len(message.get("reasoning_content") or "") + called
+    functions = [call["function"] for call in message.get("tool_calls") or ()]
+    called = [function[key] for function in functions for key in ("name", "arguments")]
+    return [message.get("content") or "", message.get("reasoning_content") or "", *called]
+
+
+def chat_reply_characters(message: Mapping[str, Any]) -> int:
+    """The characters a reply is priced by."""
+    return sum(map(len, list_reply_texts(message)))
 
 
 def build_stored_reply(message: Mapping[str, Any]) -> JsonObject:

@@ -9,7 +9,18 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Boolean, Integer, String, bindparam, case, false, func, select, update
+from sqlalchemy import (
+    Boolean,
+    Integer,
+    String,
+    bindparam,
+    case,
+    exists,
+    false,
+    func,
+    select,
+    update,
+)
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
@@ -26,6 +37,7 @@ from horde.classes.kobold.chat_request import (
     ChatSubmission,
     build_stored_reply,
     chat_reply_characters,
+    list_reply_texts,
 )
 from horde.classes.kobold.pricing import count_text_tokens
 from horde.classes.kobold.worker import (
@@ -37,6 +49,7 @@ from horde.db import after_commit, table_of
 from horde.json_body import replace_unstorable
 from horde.logger import get_logger
 from horde.return_codes import ReturnCode
+from horde.token_estimate import estimate_generated_tokens, measure_text
 
 logger = get_logger(__name__)
 
@@ -208,6 +221,18 @@ class TextProcessingGeneration(ProcessingGeneration):
         return 0 if generation is None else count_text_tokens(len(generation), max_length)
 
     @staticmethod
+    def get_generated_tokens(
+        message: Mapping[str, Any] | None, generation: str | None, max_length: int
+    ) -> int:
+        """Tokens a reply is taken to have been generated of, by which its worker's speed is known.
+
+        Unlike what it is priced by, a short reply is not raised to the least that is paid for, and
+        a letter of several bytes counts as more than a quarter.
+        """
+        texts = [generation or ""] if message is None else list_reply_texts(message)
+        return min(estimate_generated_tokens(measure_text("".join(texts))), max_length)
+
+    @staticmethod
     def get_charge_basis(*, is_chat: bool) -> ChargeBasis | None:
         """What a chat generation is priced by; text records none."""
         return ChargeBasis.OUTPUT_ESTIMATE if is_chat else None
@@ -234,11 +259,30 @@ class TextProcessingGeneration(ProcessingGeneration):
         }
 
     @staticmethod
+    def mark_counted_drop(session: Session, *, job_id: UUID, wp_id: UUID, worker_id: UUID) -> bool:
+        """Let a faulted job count toward its worker's hourly limit; False when one of the same
+        request did before.
+
+        Otherwise a requester could retire a worker with a handful of requests that fail on every
+        attempt. The caller holds the request's row lock, so of two faults at once one counts.
+        """
+        values = {"job_id": job_id, "job_wp_id": wp_id, "job_worker_id": worker_id}
+        return session.scalar(_MARK_COUNTED_DROP, values) is not None
+
+    @staticmethod
     def log_worker_abort(
-        session: Session, *, worker_id: UUID, refusal_rc: str | None, is_raid: bool, now: datetime
+        session: Session,
+        *,
+        worker_id: UUID,
+        refusal_rc: str | None,
+        counts: bool,
+        is_raid: bool,
+        now: datetime,
     ) -> bool:
         """Count a dropped job against its worker, in SQL arithmetic; True when it was put into
         maintenance for it.
+
+        `counts` is whether it counts toward the hourly limit; the totals that are shown count every one.
 
         A reply refused as nonconformant is counted apart: the worker generated, the model broke the
         contract. The stored refusal decides, so a worker cannot claim the exemption itself.
@@ -248,6 +292,14 @@ class TextProcessingGeneration(ProcessingGeneration):
                 update(TextWorker)
                 .where(TextWorker.id == worker_id)
                 .values(nonconformant_replies=TextWorker.nonconformant_replies + 1)
+                .execution_options(synchronize_session=False)
+            )
+            return False
+        if not counts:
+            session.execute(
+                update(TextWorker)
+                .where(TextWorker.id == worker_id)
+                .values(uncompleted_jobs=TextWorker.uncompleted_jobs + 1)
                 .execution_options(synchronize_session=False)
             )
             return False
@@ -265,6 +317,21 @@ _SETTLE_CANCELLED = (
         cancelled=True,
         settled_character_count=bindparam("character_count", type_=Integer),
     )
+    .returning(jobs.c.id)
+)
+
+_other = jobs.alias("other").c
+_MARK_COUNTED_DROP = (
+    update(jobs)
+    .where(
+        jobs.c.id == bindparam("job_id"),
+        ~exists().where(
+            _other.wp_id == bindparam("job_wp_id"),
+            _other.worker_id == bindparam("job_worker_id"),
+            _other.counted_drop,
+        ),
+    )
+    .values(counted_drop=True)
     .returning(jobs.c.id)
 )
 

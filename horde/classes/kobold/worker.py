@@ -101,6 +101,7 @@ class ChatRefusal:
     reason: SkipReason
     missing_declarations: tuple[str, ...] = ()
     exceeded_limits: tuple[str, ...] = ()
+    largest_max_length: int | None = None  # what it could serve of a request too long for its speed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +143,11 @@ class TextWorker(Worker):
     chat_tools_max_temperature: Mapped[float | None] = mapped_column(Float)
     image_transports: Mapped[list[str] | None] = mapped_column(ARRAY(Text))
     nonconformant_replies: Mapped[int] = mapped_column(Integer, default=0)
+
+    @property
+    def gate_speed(self) -> float:
+        """The speed that the gate goes by: a few samples do not measure a worker yet."""
+        return SPEED_BASELINE if self.speed_is_provisional else self.speed
 
     def is_check_in_due(self, now: datetime) -> bool:
         """Whether this pop rewrites the row: not within 30 s of the last, but always in the first
@@ -309,8 +315,9 @@ class TextWorker(Worker):
         ):
             # It would be given back, and end the request after three times.
             return ChatRefusal(reason=SkipReason.STORE_AWAY)
-        if request.max_length > get_text_worker_lease_capacity(self.speed):
-            return ChatRefusal(reason=SkipReason.LEASE_SPEED)
+        capacity = get_text_worker_lease_capacity(self.gate_speed)
+        if request.max_length > capacity:
+            return ChatRefusal(reason=SkipReason.LEASE_SPEED, largest_max_length=int(capacity))
         return None
 
     def get_chat_details(self) -> dict[str, Any] | None:
