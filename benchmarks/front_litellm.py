@@ -33,7 +33,8 @@ from benchmarks._stack import STOP_SECONDS
 from devtools import clients
 from devtools.bootstrap import SetupError
 from devtools.processes import find_free_ports
-from horde.redis_ctrl import build_database_url, chat_signal_db
+from horde.config import build_redis_url
+from horde.redis_ctrl import chat_signal_db
 
 FRONT, LITELLM = "front", "LiteLLM"
 START_SECONDS = 180  # without bytecode on a busy machine; an idle one needs fifteen
@@ -378,7 +379,7 @@ def main(words: Sequence[str]) -> int:
     except SetupError as error:
         print(f"front_litellm: {error}", file=sys.stderr)
         return 2
-    redis_url = build_database_url(os.environ["REDIS_URL"], chat_signal_db)
+    redis_url = build_redis_url(os.environ["REDIS_URL"], chat_signal_db)
     rows: list[Row] = []
 
     def add(row: Row) -> None:

@@ -28,7 +28,8 @@ from benchmarks._front import WORKER_ID, ScriptedApi, StreamClient, read_memory_
 from benchmarks._http import Timings
 from benchmarks._load import Parties, introduce_workers, name_worker
 from benchmarks._stack import make_account, own_database, running_api, season_workers
-from horde.redis_ctrl import build_database_url, chat_signal_db
+from horde.config import build_redis_url
+from horde.redis_ctrl import chat_signal_db
 
 FUNDS = 1_000_000_000
 TICK_SECONDS = 0.01  # posts of many workers are spread over each second in steps of this
@@ -332,7 +333,7 @@ def main(words: Sequence[str]) -> None:
     """Print the table while it is measured."""
     options, is_json = parse_options(words)
     table: TextIO = sys.stderr if is_json else sys.stdout
-    redis_url = build_database_url(os.environ["REDIS_URL"], chat_signal_db)
+    redis_url = build_redis_url(os.environ["REDIS_URL"], chat_signal_db)
     rows: list[StreamRow] = []
     completions: CompletionRow | None = None
     with tempfile.TemporaryDirectory() as folder:

@@ -1,17 +1,45 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""The settings of a process: read once from the environment, typed, frozen. Nothing else reads the
-environment.
+"""The settings of a process: read once from the environment, typed, bounded, frozen. Nothing else
+reads the environment.
+
+Each field names its variables, its type and its bounds; ``horde.settings`` reads and refuses.
+Constructed directly, as tests do, nothing is checked.
+Source: docs/reference/configuration.md.
 """
 
 import json
+import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from ipaddress import IPv4Network, IPv6Network, ip_network
-from typing import Self
-from urllib.parse import urlsplit, urlunsplit
+from ipaddress import ip_address, ip_network
+from typing import Annotated, ClassVar, Self
+from urllib.parse import parse_qs, parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
-type Network = IPv4Network | IPv6Network
+from pydantic import AfterValidator, ConfigDict
+
+from horde.settings import (
+    MAX_PORT,
+    READING,
+    ConfigError,
+    HeaderText,
+    HostAddress,
+    Key,
+    Networks,
+    Read,
+    Text,
+    WebAddress,
+    is_place,
+    is_short_text,
+    is_web_address,
+    matching,
+    named,
+    one_of,
+    quote_user,
+    read_settings,
+    split_words,
+    within,
+)
 
 VERSION = "5.1.15"  # of the API and its schema; a test holds it to pyproject.toml
 # Keys made with it are worthless: development data is thrown away.
@@ -25,175 +53,376 @@ DEFAULT_VALIDATED_BACKENDS = (
     "TabbyAPI",
     "Horde Bridge",  # our own reference worker: without it, it would earn 0.3 of a validated one
 )
+MAX_LIMIT_AMOUNT = 1_000_000
+DAY_SECONDS = 86_400
+# Those of redis-py's address options that are of use to an operator; None is any text.
+REDIS_OPTIONS: Mapping[str, frozenset[str] | None] = {
+    "db": frozenset(map(str, range(16))),
+    "username": None,
+    "password": None,
+    "ssl_ca_certs": None,
+    "ssl_certfile": None,
+    "ssl_keyfile": None,
+    "ssl_cert_reqs": frozenset({"none", "optional", "required"}),
+    "ssl_check_hostname": frozenset({"true", "false"}),
+}
 
-LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
-# An AI Horde mirrors its caches to a list of servers; here one address serves all.
-IGNORED_SETTINGS = ("REDIS_SERVERS",)
+_LIMIT = re.compile(
+    r"([0-9]{1,7}) ?(?:/|per) ?(?:[1-9][0-9]{0,2} ?)?(?:second|minute|hour|day|month|year)s?"
+)
+_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#@\sA-Z]+")
+_SERVERS = re.compile(r"(?P<hosts>[^/?]*)(?:/(?P<database>[^/?]*))?(?:\?(?P<options>.*))?")
 
 
-class ConfigError(Exception):
-    """A setting is missing or cannot be read; the message names it."""
+def parse_database_url(text: str) -> str:
+    """The address of the database as SQLAlchemy reads it, the driver named and the password quoted.
+
+    Operators paste plain postgresql:// addresses. Raises ValueError.
+    """
+    scheme, separator, rest = quote_user(text).partition("://")
+    if scheme not in {"postgres", "postgresql", "postgresql+psycopg2"} or not text.isprintable():
+        raise ValueError
+    user, at, place = rest.rpartition("@") if not rest.startswith("/") else ("", "", rest)
+    found = _SERVERS.fullmatch(place)
+    if found is None or user.startswith(":"):
+        raise ValueError
+    *hosts, last = found["hosts"].split(",")
+    if found["hosts"] and not (is_place(last) and all(is_place(f"{host}:1") for host in hosts)):
+        raise ValueError
+    options = parse_qs(found["options"] or "", strict_parsing=bool(found["options"]))
+    if not (found["hosts"] or "host" in options) or "#" in place:
+        raise ValueError
+    return f"postgresql+psycopg2{separator}{user}{at}{place}"
+
+
+def parse_redis_url(text: str) -> str:
+    """The address of Redis with its password quoted. Raises ValueError."""
+    url = quote_user(text)
+    parts = urlsplit(url)
+    if not text.isprintable() or parts.fragment:
+        raise ValueError
+    for name, value in parse_qsl(parts.query, strict_parsing=bool(parts.query)):
+        values = REDIS_OPTIONS.get(name, frozenset())
+        if values is not None and value not in values:
+            raise ValueError
+    place = parts.netloc.rpartition("@")[2]
+    database = parts.path.removeprefix("/")
+    if parts.scheme == "unix":
+        is_usable = parts.path.startswith("/") and not place
+    else:
+        is_usable = is_place(place) and (not database or database.isdecimal())
+    if parts.scheme not in {"redis", "rediss", "unix"} or not is_usable:
+        raise ValueError
+    return url
+
+
+def build_redis_url(url: str, database: int) -> str:
+    """The address of one logical database of Redis; whatever database the given one names is
+    replaced.
+    """
+    parts = urlsplit(url)
+    options = [option for option in parse_qsl(parts.query) if option[0] != "db"]
+    if parts.scheme == "unix":  # urlunsplit would drop the slashes of an empty host
+        query = urlencode([*options, ("db", str(database))])
+        return f"unix://{parts.netloc}{parts.path}?{query}"
+    return urlunsplit(parts._replace(path=f"/{database}", query=urlencode(options)))
+
+
+def check_limit(text: str) -> str:
+    """Rate limits such as ``2/second;90/minute``, as the library under the limiter reads them.
+    Raises ValueError.
+    """
+    for part in text.split(";"):
+        found = _LIMIT.fullmatch(part.strip().lower())
+        if found is None or not 1 <= int(found[1]) <= MAX_LIMIT_AMOUNT:
+            raise ValueError
+    return text
+
+
+def parse_texts(text: str) -> tuple[str, ...]:
+    """A JSON array of texts. Raises ValueError."""
+    try:
+        values = json.loads(text)
+    except RecursionError:
+        raise ValueError from None
+    if not isinstance(values, list) or not all(is_short_text(value) for value in values):
+        raise ValueError
+    return tuple(values)
+
+
+def _parse_aliases(text: str) -> tuple[str, ...]:
+    aliases = parse_texts(text)
+    if not all(re.fullmatch(r".+#[0-9]{1,18}", alias) for alias in aliases):
+        raise ValueError
+    return aliases
+
+
+def _parse_addresses(text: str) -> tuple[str, ...]:
+    """Addresses and networks as the rest of the server spells them."""
+    return tuple(
+        str(ip_network(word, strict=False) if "/" in word else ip_address(word))
+        for word in split_words(text)
+    )
+
+
+def _parse_origins(text: str) -> tuple[str, ...]:
+    """Origins as browsers write them: one with a path, or in capitals, would match none."""
+    origins = tuple(split_words(text))
+    if not all(_ORIGIN.fullmatch(origin) for origin in origins):
+        raise ValueError
+    return origins
+
+
+def _check_place_of_database(text: str) -> str:
+    if "@" in text:
+        raise ValueError
+    parse_database_url(f"postgresql://{text}")
+    return text
+
+
+def _is_address_checker(text: str) -> bool:
+    address, _, query = text.replace("{ip}", "0").partition("?")
+    return "{ip}" in text and is_web_address(address) and query.isascii() and query.isprintable()
+
+
+def _parse_front_redis(text: str) -> str | None:
+    """The address with the database of the chat streams unless it names one; None for `off`."""
+    if text == "off":
+        return None
+    url = parse_redis_url(text)
+    parts = urlsplit(url)
+    is_path_database = parts.scheme != "unix" and parts.path.strip("/")
+    if is_path_database or "db" in parse_qs(parts.query):
+        return url
+    return build_redis_url(url, CHAT_SIGNAL_DATABASE)
+
+
+Limit = Annotated[
+    str,
+    Read(check_limit, f"limits such as 2/second;90/minute, each of 1 to {MAX_LIMIT_AMOUNT}"),
+]
+Bucket = Annotated[
+    str,
+    matching(
+        re.compile(r"[0-9A-Za-z._-]{3,255}").fullmatch, "3 to 255 letters, digits, dots and dashes"
+    ),
+]
+Texts = Annotated[tuple[str, ...], Read(parse_texts, "a JSON array of texts")]
+LogLevel = Annotated[
+    str,
+    one_of(debug="DEBUG", info="INFO", warning="WARNING", error="ERROR", critical="CRITICAL"),
+]
+_REDIS_WORDS = "an address such as redis://:password@host:6379, rediss://host or unix:///path"
+
+
+RedisUrl = Annotated[str, Read(parse_redis_url, _REDIS_WORDS), named("REDIS_URL")]
+IsDevelopment = Annotated[
+    bool, one_of(production=False, development=True), named("HORDE_ENVIRONMENT")
+]
+LogsJson = Annotated[bool, one_of(json=True, text=False), named("HORDE_LOG_FORMAT")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _DatabaseParts:
+    """The address of the database as an AI Horde has it."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = READING
+
+    place: Annotated[
+        str,
+        Read(_check_place_of_database, "host:port/database"),
+        named("POSTGRES_URL"),
+    ]
+    user: Annotated[Text, named("POSTGRES_USER")] = "postgres"
+    password: Annotated[Text, named("POSTGRES_PASS")] = field(default="", repr=False)
+
+    def build_url(self) -> str:
+        """The address with everything quoted: a part is taken as it stands."""
+        return f"postgresql://{quote(self.user, '')}:{quote(self.password, '')}@{self.place}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RedisParts:
+    """The address of Redis in parts."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = READING
+
+    host: Annotated[HostAddress, named("REDIS_IP")] = "127.0.0.1"
+    port: Annotated[int, within(1, MAX_PORT), named("REDIS_PORT")] = 6379
+    password: Annotated[Text, named("REDIS_PASSWORD")] = field(default="", repr=False)
+
+    def build_url(self) -> str:
+        """The address with the password quoted: it is taken as it stands."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        user = f":{quote(self.password, '')}@" if self.password else ""
+        return f"redis://{user}{host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shared:
+    """What decides about other settings, of the API and the front alike."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = READING
+
+    development: IsDevelopment = False
+    redis_url: RedisUrl = "redis://127.0.0.1:6379"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """Every setting of the API and its commands. Field comments name the environment variable."""
+    """Every setting of the API and its commands."""
 
-    development: bool = False  # HORDE_ENVIRONMENT=development
+    __pydantic_config__: ClassVar[ConfigDict] = READING
+
+    development: IsDevelopment = False
+
     # services
-    # DATABASE_URL, else POSTGRES_URL, POSTGRES_USER, POSTGRES_PASS.
-    database_url: str = field(repr=False)
-    # REDIS_URL, else REDIS_IP, REDIS_PORT.
-    redis_url: str = field(default="redis://127.0.0.1:6379", repr=False)
-    ignored_settings: tuple[str, ...] = ()  # of IGNORED_SETTINGS, those that are set
-    s3_endpoint: str = ""  # S3_ENDPOINT, else R2_TRANSIENT_ACCOUNT
-    s3_access_key: str = field(default="", repr=False)  # AWS_ACCESS_KEY_ID
-    s3_secret_key: str = field(default="", repr=False)  # AWS_SECRET_ACCESS_KEY
-    s3_region: str = "auto"  # AWS_DEFAULT_REGION
-    # S3_PUBLIC_ENDPOINT, where workers reach the store; empty is s3_endpoint.
-    s3_public_endpoint: str = ""
-    source_image_bucket: str = "stable-horde-source-images"  # R2_SOURCE_IMAGE_BUCKET
-    # R2_CHAT_MESSAGES_BUCKET, that of the images when unset.
-    chat_messages_bucket: str = "stable-horde-source-images"
-    db_pool_size: int = 15  # SQLALCHEMY_POOL_SIZE, connections a process keeps
-    db_max_overflow: int = 5  # SQLALCHEMY_MAX_OVERFLOW
-    db_pool_timeout_seconds: float = 30.0  # SQLALCHEMY_POOL_TIMEOUT
+    database_url: Annotated[
+        str,
+        Read(
+            parse_database_url, "an address such as postgresql://user:password@host:5432/database"
+        ),
+        named("DATABASE_URL"),
+    ] = field(repr=False)
+    redis_url: RedisUrl = field(default="redis://127.0.0.1:6379", repr=False)
+    # An AI Horde mirrors its caches to a list of servers; here one address serves all.
+    ignored_settings: Annotated[
+        tuple[str, ...],
+        Read(lambda _: ("REDIS_SERVERS",), "anything, and is ignored"),
+        named("REDIS_SERVERS"),
+    ] = ()
+    s3_endpoint: Annotated[WebAddress, named("S3_ENDPOINT", "R2_TRANSIENT_ACCOUNT")] = ""
+    s3_access_key: Annotated[Key, named("AWS_ACCESS_KEY_ID")] = field(default="", repr=False)
+    s3_secret_key: Annotated[Key, named("AWS_SECRET_ACCESS_KEY")] = field(default="", repr=False)
+    s3_region: Annotated[
+        str,
+        matching(
+            re.compile(r"[0-9A-Za-z](?:[0-9A-Za-z-]{0,61}[0-9A-Za-z])?").fullmatch,
+            "at most 63 letters, digits and dashes",
+        ),
+        named("AWS_DEFAULT_REGION"),
+    ] = "auto"
+    # Where workers reach the store; empty is s3_endpoint.
+    s3_public_endpoint: Annotated[WebAddress, named("S3_PUBLIC_ENDPOINT")] = ""
+    source_image_bucket: Annotated[Bucket, named("R2_SOURCE_IMAGE_BUCKET")] = (
+        "stable-horde-source-images"
+    )
+    chat_messages_bucket: Annotated[
+        Bucket, named("R2_CHAT_MESSAGES_BUCKET", "R2_SOURCE_IMAGE_BUCKET")
+    ] = "stable-horde-source-images"
+    # Connections a process keeps. Of the library's 0, any number, the database would run out.
+    db_pool_size: Annotated[int, within(1, 1000), named("SQLALCHEMY_POOL_SIZE")] = 15
+    db_max_overflow: Annotated[int, within(0, 1000), named("SQLALCHEMY_MAX_OVERFLOW")] = 5
+    db_pool_timeout_seconds: Annotated[
+        float, within(0.1, 3600), named("SQLALCHEMY_POOL_TIMEOUT")
+    ] = 30.0
+
     # server
-    listen: str = "127.0.0.1"  # HORDE_LISTEN
-    port: int = 7001  # HORDE_PORT
-    server_workers: int = 2  # HORDE_SERVER_WORKERS, gunicorn processes
-    server_threads: int = 16  # HORDE_SERVER_THREADS, threads of each process
-    metrics_port: int = 0  # HORDE_METRICS_PORT, Prometheus endpoint on loopback; 0 is off
-    otlp_endpoint: str = ""  # OTEL_EXPORTER_OTLP_ENDPOINT
-    log_level: str = "INFO"  # HORDE_LOG_LEVEL
-    log_json: bool = True  # HORDE_LOG_FORMAT=json|text; text is the default in development
+    listen: Annotated[HostAddress, named("HORDE_LISTEN")] = "127.0.0.1"
+    port: Annotated[int, within(1, MAX_PORT), named("HORDE_PORT")] = 7001
+    # Processes of gunicorn, and the threads of each.
+    server_workers: Annotated[int, within(1, 256), named("HORDE_SERVER_WORKERS")] = 2
+    server_threads: Annotated[int, within(1, 1000), named("HORDE_SERVER_THREADS")] = 16
+    # The Prometheus endpoint on loopback; 0 is off.
+    metrics_port: Annotated[int, within(0, MAX_PORT), named("HORDE_METRICS_PORT")] = 0
+    otlp_endpoint: Annotated[WebAddress, named("OTEL_EXPORTER_OTLP_ENDPOINT")] = ""
+    log_level: Annotated[LogLevel, named("HORDE_LOG_LEVEL")] = "INFO"
+    log_json: LogsJson = True  # in development False
+
     # accounts
-    # secret_key: salt of stored keys; must never change once keys exist.
-    secret_key: str = field(repr=False)
-    admins: tuple[str, ...] = ()  # ADMINS, a JSON array of name#id
-    # KUDOS_TRUST_THRESHOLD, escrow for promotion; unset is off.
-    kudos_trust_threshold: int | None = None
-    test_apikeys: bool = False  # HORDE_TEST_APIKEYS
+    # The salt of stored keys: it must never change once keys exist.
+    secret_key: Annotated[Text, named("secret_key")] = field(repr=False)
+    admins: Annotated[
+        tuple[str, ...], Read(_parse_aliases, 'a JSON array such as ["name#1"]'), named("ADMINS")
+    ] = ()
+    # Kudos in escrow for a promotion; None is never.
+    kudos_trust_threshold: Annotated[
+        int | None, within(0, 1_000_000_000), named("KUDOS_TRUST_THRESHOLD")
+    ] = None
+    test_apikeys: Annotated[bool, named("HORDE_TEST_APIKEYS")] = False
+
     # addresses and limits
-    # HORDE_TRUSTED_PROXIES, networks whose X-Forwarded-For is believed.
-    trusted_proxies: tuple[Network, ...] = ()
-    whitelisted_addresses: tuple[str, ...] = ()  # HORDE_WHITELISTED_ADDRESSES
-    rate_limits_enabled: bool = True  # HORDE_TEST_RATELIMIT_DISABLED turns them off
-    default_limit: str = "90/minute"  # HORDE_DEFAULT_LIMIT
-    text_request_2sec_limit: str = "2/second"  # HORDE_TEXT_REQUEST_2SEC_LIMIT_PER_IP
-    text_request_90min_limit: str = "90/minute"  # HORDE_TEXT_REQUEST_90MIN_LIMIT_PER_IP
-    # HORDE_CHAT_REQUEST_2SEC_LIMIT_PER_IP, follows text when unset.
-    chat_request_2sec_limit: str = "2/second"
-    # HORDE_CHAT_REQUEST_90MIN_LIMIT_PER_IP, follows text when unset.
-    chat_request_90min_limit: str = "90/minute"
-    status_read_limit: str = "600/minute"  # HORDE_STATUS_READ_LIMIT
-    status_delete_limit: str = "60/minute"  # HORDE_STATUS_DELETE_LIMIT
-    ip_checker: str = ""  # IP_CHECKER, address of the checker with {ip} in it
-    ip_checker_no_data: str = ""  # IP_CHECKER_LC
+    # Networks whose X-Forwarded-For is believed.
+    trusted_proxies: Annotated[Networks, named("HORDE_TRUSTED_PROXIES")] = ()
+    whitelisted_addresses: Annotated[
+        tuple[str, ...],
+        Read(_parse_addresses, "addresses and networks, separated by commas"),
+        named("HORDE_WHITELISTED_ADDRESSES"),
+    ] = ()
+    rate_limits_enabled: Annotated[
+        bool, AfterValidator(operator.not_), named("HORDE_TEST_RATELIMIT_DISABLED")
+    ] = True
+    default_limit: Annotated[Limit, named("HORDE_DEFAULT_LIMIT")] = "90/minute"
+    text_request_2sec_limit: Annotated[Limit, named("HORDE_TEXT_REQUEST_2SEC_LIMIT_PER_IP")] = (
+        "2/second"
+    )
+    text_request_90min_limit: Annotated[Limit, named("HORDE_TEXT_REQUEST_90MIN_LIMIT_PER_IP")] = (
+        "90/minute"
+    )
+    chat_request_2sec_limit: Annotated[
+        Limit,
+        named("HORDE_CHAT_REQUEST_2SEC_LIMIT_PER_IP", "HORDE_TEXT_REQUEST_2SEC_LIMIT_PER_IP"),
+    ] = "2/second"
+    chat_request_90min_limit: Annotated[
+        Limit,
+        named("HORDE_CHAT_REQUEST_90MIN_LIMIT_PER_IP", "HORDE_TEXT_REQUEST_90MIN_LIMIT_PER_IP"),
+    ] = "90/minute"
+    status_read_limit: Annotated[Limit, named("HORDE_STATUS_READ_LIMIT")] = "600/minute"
+    status_delete_limit: Annotated[Limit, named("HORDE_STATUS_DELETE_LIMIT")] = "60/minute"
+    ip_checker: Annotated[
+        str,
+        matching(_is_address_checker, "an http or https address with {ip} in it"),
+        named("IP_CHECKER"),
+    ] = ""
+    ip_checker_no_data: Annotated[Text, named("IP_CHECKER_LC")] = ""
+
     # text and chat
-    # HORDE_VALIDATED_BACKENDS, a JSON array.
-    validated_backends: tuple[str, ...] = DEFAULT_VALIDATED_BACKENDS
-    # HORDE_IMAGE_LLM_REFERENCE, URL or path; empty keeps the bundled list.
-    text_model_reference: str = ""
-    upfront_kudos_on_workerlist: bool = False  # HORDE_UPFRONT_KUDOS_ON_WORKERLIST
-    require_matched_targeting: bool = False  # HORDE_REQUIRE_MATCHED_TARGETING
-    free_output_ceiling: int = 4096  # HORDE_TEXT_FREE_OUTPUT_CEILING, tokens
-    free_output_floor: int = 512  # HORDE_TEXT_FREE_OUTPUT_FLOOR, tokens
-    free_output_wait_full_seconds: float = 60.0  # HORDE_TEXT_FREE_OUTPUT_WAIT_FULL_SECONDS
-    free_output_wait_floor_seconds: float = 300.0  # HORDE_TEXT_FREE_OUTPUT_WAIT_FLOOR_SECONDS
-    chat_admission_enabled: bool = True  # HORDE_CHAT_ADMISSION_ENABLED
-    chat_messages_offload_enabled: bool = False  # HORDE_CHAT_MESSAGES_OFFLOAD_ENABLED
-    # HORDE_CHAT_MESSAGES_OFFLOAD_BYTES, the largest messages that stay inline.
-    chat_messages_offload_bytes: int = 262144
-    chat_messages_offload_gzip: bool = False  # HORDE_CHAT_MESSAGES_OFFLOAD_GZIP
+    validated_backends: Annotated[Texts, named("HORDE_VALIDATED_BACKENDS")] = (
+        DEFAULT_VALIDATED_BACKENDS
+    )
+    # A URL or a path; empty keeps the bundled list.
+    text_model_reference: Annotated[Text, named("HORDE_IMAGE_LLM_REFERENCE")] = ""
+    upfront_kudos_on_workerlist: Annotated[bool, named("HORDE_UPFRONT_KUDOS_ON_WORKERLIST")] = False
+    require_matched_targeting: Annotated[bool, named("HORDE_REQUIRE_MATCHED_TARGETING")] = False
+    # Tokens a request may use without a hold, by the estimated wait.
+    free_output_ceiling: Annotated[
+        int, within(0, 1_000_000), named("HORDE_TEXT_FREE_OUTPUT_CEILING")
+    ] = 4096
+    free_output_floor: Annotated[
+        int, within(0, 1_000_000), named("HORDE_TEXT_FREE_OUTPUT_FLOOR")
+    ] = 512
+    free_output_wait_full_seconds: Annotated[
+        float, within(0, DAY_SECONDS), named("HORDE_TEXT_FREE_OUTPUT_WAIT_FULL_SECONDS")
+    ] = 60.0
+    free_output_wait_floor_seconds: Annotated[
+        float, within(0, DAY_SECONDS), named("HORDE_TEXT_FREE_OUTPUT_WAIT_FLOOR_SECONDS")
+    ] = 300.0
+    chat_admission_enabled: Annotated[bool, named("HORDE_CHAT_ADMISSION_ENABLED")] = True
+    chat_messages_offload_enabled: Annotated[bool, named("HORDE_CHAT_MESSAGES_OFFLOAD_ENABLED")] = (
+        False
+    )
+    # The largest messages that stay inline.
+    chat_messages_offload_bytes: Annotated[
+        int, within(0, 64 * 1024 * 1024), named("HORDE_CHAT_MESSAGES_OFFLOAD_BYTES")
+    ] = 262144
+    chat_messages_offload_gzip: Annotated[bool, named("HORDE_CHAT_MESSAGES_OFFLOAD_GZIP")] = False
+
     # names shown to people
-    title: str = "Horde"  # HORDE_TITLE
-    contact_email: str = ""  # HORDE_EMAIL
+    title: Annotated[Text, named("HORDE_TITLE")] = "Horde"
+    contact_email: Annotated[Text, named("HORDE_EMAIL")] = ""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Self:
-        """Read a configuration; raises ConfigError naming the variable that is missing or
-        malformed.
+        """Read a configuration; raises ConfigError naming the variable that is missing or cannot
+        be used.
         """
-        read = _Reader(environment)
-        development = read.text("HORDE_ENVIRONMENT", "production") == "development"
-        secret_key = read.text("secret_key", DEVELOPMENT_SECRET if development else "")
-        if not secret_key:
-            raise ConfigError(
-                "secret_key is not set: it salts every stored key, so there is no default in production."
-            )
-        text_2sec = read.text("HORDE_TEXT_REQUEST_2SEC_LIMIT_PER_IP", "2/second")
-        text_90min = read.text("HORDE_TEXT_REQUEST_90MIN_LIMIT_PER_IP", "90/minute")
-        s3_endpoint = _s3_endpoint(read)
-        source_image_bucket = read.text("R2_SOURCE_IMAGE_BUCKET", "stable-horde-source-images")
-        offload_enabled = read.flag("HORDE_CHAT_MESSAGES_OFFLOAD_ENABLED", default=False)
-        if offload_enabled and not s3_endpoint:
-            raise ConfigError(
-                "HORDE_CHAT_MESSAGES_OFFLOAD_ENABLED is on, and without S3_ENDPOINT there is nowhere to put them."
-            )
-        return cls(
-            development=development,
-            database_url=_database_url(read),
-            redis_url=_redis_url(read),
-            ignored_settings=tuple(name for name in IGNORED_SETTINGS if read.text(name, "")),
-            s3_endpoint=s3_endpoint,
-            s3_access_key=read.text("AWS_ACCESS_KEY_ID", ""),
-            s3_secret_key=read.text("AWS_SECRET_ACCESS_KEY", ""),
-            s3_region=read.text("AWS_DEFAULT_REGION", "auto"),
-            s3_public_endpoint=_s3_address(read, "S3_PUBLIC_ENDPOINT"),
-            source_image_bucket=source_image_bucket,
-            chat_messages_bucket=read.text("R2_CHAT_MESSAGES_BUCKET", source_image_bucket),
-            db_pool_size=read.number("SQLALCHEMY_POOL_SIZE", 15, int),
-            db_max_overflow=read.number("SQLALCHEMY_MAX_OVERFLOW", 5, int),
-            db_pool_timeout_seconds=read.number("SQLALCHEMY_POOL_TIMEOUT", 30.0, float),
-            listen=read.text("HORDE_LISTEN", "127.0.0.1"),
-            port=read.number("HORDE_PORT", 7001, int),
-            server_workers=read.number("HORDE_SERVER_WORKERS", 2, int),
-            server_threads=read.number("HORDE_SERVER_THREADS", 16, int),
-            metrics_port=read.number("HORDE_METRICS_PORT", 0, int),
-            otlp_endpoint=read.text("OTEL_EXPORTER_OTLP_ENDPOINT", ""),
-            log_level=read.log_level("HORDE_LOG_LEVEL"),
-            log_json=read.text("HORDE_LOG_FORMAT", "text" if development else "json") == "json",
-            secret_key=secret_key,
-            admins=read.text_list("ADMINS"),
-            kudos_trust_threshold=read.optional_number("KUDOS_TRUST_THRESHOLD"),
-            test_apikeys=read.flag("HORDE_TEST_APIKEYS", default=False),
-            trusted_proxies=read.networks("HORDE_TRUSTED_PROXIES"),
-            whitelisted_addresses=read.words("HORDE_WHITELISTED_ADDRESSES"),
-            rate_limits_enabled=not read.flag("HORDE_TEST_RATELIMIT_DISABLED", default=False),
-            default_limit=read.text("HORDE_DEFAULT_LIMIT", "90/minute"),
-            text_request_2sec_limit=text_2sec,
-            text_request_90min_limit=text_90min,
-            chat_request_2sec_limit=read.text("HORDE_CHAT_REQUEST_2SEC_LIMIT_PER_IP", text_2sec),
-            chat_request_90min_limit=read.text("HORDE_CHAT_REQUEST_90MIN_LIMIT_PER_IP", text_90min),
-            status_read_limit=read.text("HORDE_STATUS_READ_LIMIT", "600/minute"),
-            status_delete_limit=read.text("HORDE_STATUS_DELETE_LIMIT", "60/minute"),
-            ip_checker=read.text("IP_CHECKER", ""),
-            ip_checker_no_data=read.text("IP_CHECKER_LC", ""),
-            validated_backends=read.text_list("HORDE_VALIDATED_BACKENDS")
-            or DEFAULT_VALIDATED_BACKENDS,
-            text_model_reference=read.text("HORDE_IMAGE_LLM_REFERENCE", ""),
-            upfront_kudos_on_workerlist=read.flag(
-                "HORDE_UPFRONT_KUDOS_ON_WORKERLIST", default=False
-            ),
-            require_matched_targeting=read.flag("HORDE_REQUIRE_MATCHED_TARGETING", default=False),
-            free_output_ceiling=read.number("HORDE_TEXT_FREE_OUTPUT_CEILING", 4096, int),
-            free_output_floor=read.number("HORDE_TEXT_FREE_OUTPUT_FLOOR", 512, int),
-            free_output_wait_full_seconds=read.number(
-                "HORDE_TEXT_FREE_OUTPUT_WAIT_FULL_SECONDS", 60.0, float
-            ),
-            free_output_wait_floor_seconds=read.number(
-                "HORDE_TEXT_FREE_OUTPUT_WAIT_FLOOR_SECONDS", 300.0, float
-            ),
-            chat_admission_enabled=read.flag("HORDE_CHAT_ADMISSION_ENABLED", default=True),
-            chat_messages_offload_enabled=offload_enabled,
-            chat_messages_offload_bytes=read.number(
-                "HORDE_CHAT_MESSAGES_OFFLOAD_BYTES", 262144, int
-            ),
-            chat_messages_offload_gzip=read.flag("HORDE_CHAT_MESSAGES_OFFLOAD_GZIP", default=False),
-            title=read.text("HORDE_TITLE", "Horde"),
-            contact_email=read.text("HORDE_EMAIL", ""),
-        )
+        values = _complete(environment)
+        if _is_set(values, "POSTGRES_URL") and not _is_set(values, "DATABASE_URL"):
+            values["DATABASE_URL"] = read_settings(_DatabaseParts, values).build_url()
+        config = read_settings(cls, values)
+        _check_store(config)
+        _check_free_output(config)
+        return config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,233 +431,130 @@ class FrontConfig:
     own.
     """
 
-    listen: str = "127.0.0.1"  # HORDE_OAI_HOST
-    port: int = 7010  # HORDE_OAI_PORT
-    native_url: str = "http://127.0.0.1:7001/api"  # HORDE_OAI_NATIVE_URL, without /v2
-    # HORDE_OAI_REDIS_URL; None polls only.
-    redis_url: str | None = field(default="redis://127.0.0.1:6379/7", repr=False)
-    # HORDE_OAI_PROXY_PASSKEY, of the front's service account.
-    proxy_passkey: str = field(default="", repr=False)
-    # HORDE_OAI_TRUSTED_PROXIES, networks whose X-Forwarded-For is believed.
-    trusted_proxies: tuple[Network, ...] = ()
-    # HORDE_OAI_CLIENT_AGENT, for clients that send none.
-    client_agent: str = "aihorde-oai-front:1:unknown"
-    stream_budget_seconds: float = 600.0  # HORDE_OAI_STREAM_BUDGET_SECONDS
-    # HORDE_OAI_COMPLETION_BUDGET_SECONDS, below the 600 s of OpenAI's SDKs.
-    completion_budget_seconds: float = 540.0
-    no_worker_grace_seconds: float = 60.0  # HORDE_OAI_NO_WORKER_GRACE_SECONDS
-    stream_open_seconds: float = 10.0  # HORDE_OAI_STREAM_OPEN_SECONDS
-    keepalive_seconds: float = 15.0  # HORDE_OAI_KEEPALIVE_SECONDS
-    poll_seconds: float = 2.0  # HORDE_OAI_POLL_SECONDS, without a subscription
-    subscribed_poll_seconds: float = 10.0  # HORDE_OAI_SUBSCRIBED_POLL_SECONDS, with one
-    submit_attempts: int = 3  # HORDE_OAI_SUBMIT_ATTEMPTS
-    max_open_requests: int = 1000  # HORDE_OAI_MAX_OPEN_REQUESTS, completions open at once
-    models_cache_seconds: float = 5.0  # HORDE_OAI_MODELS_CACHE_SECONDS
-    cors_origins: tuple[str, ...] = ("*",)  # HORDE_OAI_CORS_ORIGINS
-    # HORDE_OAI_SHUTDOWN_SECONDS, for what runs when the process is told to end.
-    shutdown_seconds: float = 30.0
-    metrics_port: int = 0  # HORDE_OAI_METRICS_PORT, Prometheus endpoint on loopback; 0 is off
-    otlp_endpoint: str = ""  # OTEL_EXPORTER_OTLP_ENDPOINT
-    log_level: str = "INFO"  # HORDE_LOG_LEVEL
-    log_json: bool = True  # HORDE_LOG_FORMAT=json|text; text is the default in development
+    __pydantic_config__: ClassVar[ConfigDict] = READING
+
+    listen: Annotated[HostAddress, named("HORDE_OAI_HOST")] = "127.0.0.1"
+    port: Annotated[int, within(0, MAX_PORT), named("HORDE_OAI_PORT")] = 7010
+    # Without /v2.
+    native_url: Annotated[WebAddress, named("HORDE_OAI_NATIVE_URL")] = "http://127.0.0.1:7001/api"
+    # None polls only.
+    redis_url: Annotated[
+        str | None,
+        Read(_parse_front_redis, f"off, or {_REDIS_WORDS}"),
+        named("HORDE_OAI_REDIS_URL"),
+    ] = field(default="redis://127.0.0.1:6379/7", repr=False)
+    # Of the front's service account.
+    proxy_passkey: Annotated[Key, named("HORDE_OAI_PROXY_PASSKEY")] = field(default="", repr=False)
+    # Networks whose X-Forwarded-For is believed.
+    trusted_proxies: Annotated[Networks, named("HORDE_OAI_TRUSTED_PROXIES")] = ()
+    # For clients that send none.
+    client_agent: Annotated[HeaderText, named("HORDE_OAI_CLIENT_AGENT")] = (
+        "aihorde-oai-front:1:unknown"
+    )
+    stream_budget_seconds: Annotated[
+        float, within(1, DAY_SECONDS), named("HORDE_OAI_STREAM_BUDGET_SECONDS")
+    ] = 600.0
+    # Below the 600 s after which OpenAI's SDKs try again.
+    completion_budget_seconds: Annotated[
+        float, within(1, DAY_SECONDS), named("HORDE_OAI_COMPLETION_BUDGET_SECONDS")
+    ] = 540.0
+    no_worker_grace_seconds: Annotated[
+        float, within(0, DAY_SECONDS), named("HORDE_OAI_NO_WORKER_GRACE_SECONDS")
+    ] = 60.0
+    stream_open_seconds: Annotated[
+        float, within(0, DAY_SECONDS), named("HORDE_OAI_STREAM_OPEN_SECONDS")
+    ] = 10.0
+    keepalive_seconds: Annotated[
+        float, within(0.1, DAY_SECONDS), named("HORDE_OAI_KEEPALIVE_SECONDS")
+    ] = 15.0
+    # Without a subscription. The native route takes one read of a request a second, not more.
+    poll_seconds: Annotated[float, within(1, DAY_SECONDS), named("HORDE_OAI_POLL_SECONDS")] = 2.0
+    # With one.
+    subscribed_poll_seconds: Annotated[
+        float, within(1, DAY_SECONDS), named("HORDE_OAI_SUBSCRIBED_POLL_SECONDS")
+    ] = 10.0
+    submit_attempts: Annotated[int, within(1, 100), named("HORDE_OAI_SUBMIT_ATTEMPTS")] = 3
+    # Completions open at once.
+    max_open_requests: Annotated[
+        int, within(1, 1_000_000), named("HORDE_OAI_MAX_OPEN_REQUESTS")
+    ] = 1000
+    models_cache_seconds: Annotated[
+        float, within(0, DAY_SECONDS), named("HORDE_OAI_MODELS_CACHE_SECONDS")
+    ] = 5.0
+    cors_origins: Annotated[
+        tuple[str, ...],
+        Read(_parse_origins, "* or origins such as https://example.com, separated by commas"),
+        named("HORDE_OAI_CORS_ORIGINS"),
+    ] = ("*",)
+    # For what runs when the process is told to end.
+    shutdown_seconds: Annotated[
+        float, within(0, DAY_SECONDS), named("HORDE_OAI_SHUTDOWN_SECONDS")
+    ] = 30.0
+    # The Prometheus endpoint on loopback; 0 is off.
+    metrics_port: Annotated[int, within(0, MAX_PORT), named("HORDE_OAI_METRICS_PORT")] = 0
+    otlp_endpoint: Annotated[WebAddress, named("OTEL_EXPORTER_OTLP_ENDPOINT")] = ""
+    log_level: Annotated[LogLevel, named("HORDE_LOG_LEVEL")] = "INFO"
+    log_json: LogsJson = True  # in development False
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Self:
-        """Read a configuration; raises ConfigError naming the variable that cannot be read."""
-        read = _Reader(environment)
-        development = read.text("HORDE_ENVIRONMENT", "production") == "development"
-        day = 86_400.0
-        return cls(
-            listen=read.text("HORDE_OAI_HOST", "127.0.0.1"),
-            port=read.bounded("HORDE_OAI_PORT", 7010, int, least=0, most=65_535),
-            native_url=_native_url(read),
-            redis_url=_front_redis_url(read),
-            proxy_passkey=read.header_text("HORDE_OAI_PROXY_PASSKEY", ""),
-            trusted_proxies=read.networks("HORDE_OAI_TRUSTED_PROXIES"),
-            client_agent=read.header_text("HORDE_OAI_CLIENT_AGENT", "aihorde-oai-front:1:unknown"),
-            stream_budget_seconds=read.bounded(
-                "HORDE_OAI_STREAM_BUDGET_SECONDS", 600.0, float, least=1.0, most=day
-            ),
-            completion_budget_seconds=read.bounded(
-                "HORDE_OAI_COMPLETION_BUDGET_SECONDS", 540.0, float, least=1.0, most=day
-            ),
-            no_worker_grace_seconds=read.bounded(
-                "HORDE_OAI_NO_WORKER_GRACE_SECONDS", 60.0, float, least=0.0, most=day
-            ),
-            stream_open_seconds=read.bounded(
-                "HORDE_OAI_STREAM_OPEN_SECONDS", 10.0, float, least=0.0, most=day
-            ),
-            keepalive_seconds=read.bounded(
-                "HORDE_OAI_KEEPALIVE_SECONDS", 15.0, float, least=0.1, most=day
-            ),
-            # The native status route takes one read a second of a request, not more.
-            poll_seconds=read.bounded("HORDE_OAI_POLL_SECONDS", 2.0, float, least=1.0, most=day),
-            subscribed_poll_seconds=read.bounded(
-                "HORDE_OAI_SUBSCRIBED_POLL_SECONDS", 10.0, float, least=1.0, most=day
-            ),
-            submit_attempts=read.bounded("HORDE_OAI_SUBMIT_ATTEMPTS", 3, int, least=1, most=100),
-            max_open_requests=read.bounded(
-                "HORDE_OAI_MAX_OPEN_REQUESTS", 1000, int, least=1, most=1_000_000
-            ),
-            models_cache_seconds=read.bounded(
-                "HORDE_OAI_MODELS_CACHE_SECONDS", 5.0, float, least=0.0, most=day
-            ),
-            cors_origins=_front_origins(read),
-            shutdown_seconds=read.bounded(
-                "HORDE_OAI_SHUTDOWN_SECONDS", 30.0, float, least=0.0, most=day
-            ),
-            metrics_port=read.bounded("HORDE_OAI_METRICS_PORT", 0, int, least=0, most=65_535),
-            otlp_endpoint=read.text("OTEL_EXPORTER_OTLP_ENDPOINT", ""),
-            log_level=read.log_level("HORDE_LOG_LEVEL"),
-            log_json=read.text("HORDE_LOG_FORMAT", "text" if development else "json") == "json",
-        )
+        """Read a configuration; raises ConfigError naming the variable that cannot be used."""
+        values = _complete(environment)
+        if not _is_set(values, "HORDE_OAI_REDIS_URL"):
+            url = build_redis_url(values["REDIS_URL"], CHAT_SIGNAL_DATABASE)
+            values["HORDE_OAI_REDIS_URL"] = url
+        return read_settings(cls, values)
 
 
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    """Typed reads from the environment; an empty value counts as unset."""
-
-    environment: Mapping[str, str]
-
-    def text(self, name: str, default: str) -> str:
-        return self.environment.get(name) or default
-
-    def words(self, name: str) -> tuple[str, ...]:
-        return tuple(word.strip() for word in self.text(name, "").split(",") if word.strip())
-
-    def flag(self, name: str, *, default: bool) -> bool:
-        value = self.text(name, "").lower()
-        if value in {"", "0", "false", "no", "off"}:
-            return default if value == "" else False
-        if value in {"1", "true", "yes", "on"}:
-            return True
-        raise ConfigError(f"{name} is a switch: 1 or 0, true or false, yes or no, on or off.")
-
-    def number[N: (int, float)](self, name: str, default: N, kind: Callable[[str], N]) -> N:
-        try:
-            return kind(self.environment[name]) if self.environment.get(name) else default
-        except ValueError:
-            raise ConfigError(f"{name} has to be a number.") from None
-
-    def optional_number(self, name: str) -> int | None:
-        return self.number(name, 0, int) if self.environment.get(name) else None
-
-    def text_list(self, name: str) -> tuple[str, ...]:
-        try:
-            values = json.loads(self.text(name, "[]"))
-        except ValueError:
-            values = None
-        if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-            raise ConfigError(f"{name} has to be a JSON array of strings.")
-        return tuple(values)
-
-    def networks(self, name: str) -> tuple[Network, ...]:
-        return tuple(self._network(name, word) for word in self.words(name))
-
-    def _network(self, name: str, text: str) -> Network:
-        try:
-            return ip_network(text, strict=False)
-        except ValueError:
-            raise ConfigError(f"{name} holds {text!r}, which is no network.") from None
-
-    def bounded[N: (int, float)](
-        self, name: str, default: N, kind: Callable[[str], N], *, least: N, most: N
-    ) -> N:
-        """A number within bounds; a comparison with one that is no number fails."""
-        value = self.number(name, default, kind)
-        if not least <= value <= most:
-            raise ConfigError(f"{name} has to lie between {least} and {most}.")
-        return value
-
-    def log_level(self, name: str) -> str:
-        value = self.text(name, "INFO").upper()
-        if value not in LOG_LEVELS:
-            raise ConfigError(f"{name} has to be one of {', '.join(LOG_LEVELS)}.")
-        return value
-
-    def header_text(self, name: str, default: str) -> str:
-        """Text that may be sent as the value of a header."""
-        value = self.text(name, default)
-        if not value.isascii() or not value.isprintable() or value != value.strip():
-            raise ConfigError(f"{name} has to be plain ASCII text without line breaks.")
-        return value
+SETTINGS = (Config, FrontConfig, _DatabaseParts, _RedisParts)
+"""Every dataclass of settings that the server and the front read."""
 
 
-def _database_url(read: _Reader) -> str:
-    """The database address with its driver named: operators paste plain postgresql:// addresses."""
-    url = read.text("DATABASE_URL", "")
-    if not url and read.text("POSTGRES_URL", ""):
-        user, password = read.text("POSTGRES_USER", "postgres"), read.text("POSTGRES_PASS", "")
-        url = f"postgresql://{user}:{password}@{read.text('POSTGRES_URL', '')}"
-    if not url:
-        raise ConfigError("DATABASE_URL is not set.")
-    scheme, separator, rest = url.partition("://")
-    if separator and scheme in {"postgres", "postgresql"}:
-        return f"postgresql+psycopg2://{rest}"
-    return url
+def _complete(environment: Mapping[str, str]) -> dict[str, str]:
+    """The settings with those that follow from others. Raises ConfigError."""
+    values = dict(environment)
+    if not _is_set(values, "REDIS_URL"):
+        values["REDIS_URL"] = read_settings(_RedisParts, values).build_url()
+    shared = read_settings(_Shared, values)
+    values["REDIS_URL"] = shared.redis_url
+    if not _is_set(values, "HORDE_LOG_FORMAT"):
+        values["HORDE_LOG_FORMAT"] = "text" if shared.development else "json"
+    if shared.development and not _is_set(values, "secret_key"):
+        values["secret_key"] = DEVELOPMENT_SECRET
+    return values
 
 
-def _redis_url(read: _Reader) -> str:
-    address = f"redis://{read.text('REDIS_IP', '127.0.0.1')}:{read.text('REDIS_PORT', '6379')}"
-    return read.text("REDIS_URL", address)
+def _is_set(values: Mapping[str, str], name: str) -> bool:
+    return bool(values.get(name, "").strip())
 
 
-def _s3_endpoint(read: _Reader) -> str:
-    """The store's address. Keys have to come with it: the library would look for some in the
-    environment's own ways.
+def _check_store(config: Config) -> None:
+    """The keys have to come with the store: the library would look for some in the environment's
+    own ways.
     """
-    endpoint = _s3_address(read, "S3_ENDPOINT") or _s3_address(read, "R2_TRANSIENT_ACCOUNT")
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        if endpoint and not read.text(name, ""):
-            raise ConfigError(f"{name} is not set, and the object store needs it.")
-    return endpoint
-
-
-def _s3_address(read: _Reader, name: str) -> str:
-    address = read.text(name, "").rstrip("/")
-    if address and not address.startswith(("http://", "https://")):
-        raise ConfigError(f"{name} has to be an http or https address.")
-    return address
-
-
-def _native_url(read: _Reader) -> str:
-    url = read.text("HORDE_OAI_NATIVE_URL", "http://127.0.0.1:7001/api").rstrip("/")
-    try:
-        parts = urlsplit(url)
-        is_usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is no number
-        is_usable = False
-    if not is_usable or not url.isascii():
-        raise ConfigError(
-            "HORDE_OAI_NATIVE_URL has to be the http or https address of the API, such as http://127.0.0.1:7001/api."
-        )
-    return url
-
-
-def _front_origins(read: _Reader) -> tuple[str, ...]:
-    """Origins as browsers write them: one with a path, or in capitals, would match none."""
-    origins = read.words("HORDE_OAI_CORS_ORIGINS") or ("*",)
-    for origin in origins:
-        if not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#@\sA-Z]+", origin):
+    if not config.s3_endpoint:
+        if config.chat_messages_offload_enabled:
             raise ConfigError(
-                f"HORDE_OAI_CORS_ORIGINS holds {origin!r}: it has to be * or origins such as https://example.com."
+                "HORDE_CHAT_MESSAGES_OFFLOAD_ENABLED",
+                "is on, and without S3_ENDPOINT there is nowhere to put them.",
             )
-    return origins
+        return
+    for name, key in (
+        ("AWS_ACCESS_KEY_ID", config.s3_access_key),
+        ("AWS_SECRET_ACCESS_KEY", config.s3_secret_key),
+    ):
+        if not key:
+            raise ConfigError(name, "is not set, and the object store needs it.")
 
 
-def _front_redis_url(read: _Reader) -> str | None:
-    """The address with the database of the chat streams; None for `off`."""
-    url = read.text("HORDE_OAI_REDIS_URL", "")
-    if url == "off":
-        return None
-    name = "HORDE_OAI_REDIS_URL" if url else "REDIS_URL"
-    parts = urlsplit(url or _redis_url(read))
-    if parts.scheme not in {"redis", "rediss", "unix"}:
+def _check_free_output(config: Config) -> None:
+    """The allowance falls from the ceiling to the floor as the wait grows."""
+    if config.free_output_floor > config.free_output_ceiling:
         raise ConfigError(
-            f"{name} has to be a redis://, rediss:// or unix:// address, or HORDE_OAI_REDIS_URL be off."
+            "HORDE_TEXT_FREE_OUTPUT_FLOOR", "has to be at most HORDE_TEXT_FREE_OUTPUT_CEILING."
         )
-    if url and (parts.scheme == "unix" or parts.path.strip("/")):
-        return url  # it names its database
-    if parts.scheme == "unix":
-        return f"unix://{parts.netloc}{parts.path}?db={CHAT_SIGNAL_DATABASE}"
-    return urlunsplit(parts._replace(path=f"/{CHAT_SIGNAL_DATABASE}"))
+    if config.free_output_wait_floor_seconds < config.free_output_wait_full_seconds:
+        raise ConfigError(
+            "HORDE_TEXT_FREE_OUTPUT_WAIT_FLOOR_SECONDS",
+            "has to be at least HORDE_TEXT_FREE_OUTPUT_WAIT_FULL_SECONDS.",
+        )

@@ -19,7 +19,7 @@ from flask_limiter import Limiter
 from limits import parse
 
 from horde import redis_ctrl
-from horde.config import Config
+from horde.config import Config, build_redis_url
 
 ANONYMOUS_API_KEY = "0000000000"
 WHITELIST_SECONDS = 24 * 3600
@@ -89,9 +89,7 @@ def init_limiter(app: Flask, config: Config, get_address: Callable[[], str]) -> 
         config, get_address, Whitelist(config.whitelisted_addresses)
     )
     app.config["RATELIMIT_ENABLED"] = config.rate_limits_enabled
-    app.config["RATELIMIT_STORAGE_URI"] = redis_ctrl.build_database_url(
-        config.redis_url, redis_ctrl.limiter_db
-    )
+    app.config["RATELIMIT_STORAGE_URI"] = build_redis_url(config.redis_url, redis_ctrl.limiter_db)
     app.config["RATELIMIT_STORAGE_OPTIONS"] = redis_ctrl.get_client_options()
     app.after_request(_ask_for_a_second_at_least)  # functions registered first run last
     _limiter.init_app(app)

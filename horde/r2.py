@@ -190,6 +190,14 @@ def delete_objects(keys: Sequence[str]) -> list[str]:
     return failed
 
 
+def check_buckets() -> None:
+    """Raise StoreUnavailable unless every bucket of the settings is there and may be read."""
+    config = _require_config()
+    for bucket in sorted({config.source_image_bucket, config.chat_messages_bucket}):
+        with _calling("list"):
+            _get_client().list_objects_v2(Bucket=bucket, MaxKeys=1)
+
+
 def list_objects() -> Iterator[tuple[str, str]]:
     """Every stored object as (bucket, key), a page at a time: for an audit, never for a request.
     Raises StoreUnavailable.

@@ -9,7 +9,6 @@ import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from urllib.parse import urlsplit, urlunsplit
 
 from redis import Redis
 from redis.backoff import NoBackoff
@@ -18,7 +17,7 @@ from redis.retry import Retry
 
 from horde import metrics
 from horde.circuit_breaker import CircuitBreaker
-from horde.config import CHAT_SIGNAL_DATABASE, Config
+from horde.config import CHAT_SIGNAL_DATABASE, Config, build_redis_url
 from horde.logger import get_logger
 
 logger = get_logger(__name__)
@@ -75,7 +74,7 @@ def disconnect() -> None:
 def build_client(url: str, database: int) -> Redis:
     """A client for one logical database that fails fast."""
     return Redis.from_url(
-        build_database_url(url, database), decode_responses=True, **get_client_options()
+        build_redis_url(url, database), decode_responses=True, **get_client_options()
     )
 
 
@@ -88,17 +87,6 @@ def get_client_options() -> dict[str, object]:
         "socket_connect_timeout": TIMEOUT_SECONDS,
         "retry": Retry(NoBackoff(), 0),
     }
-
-
-def build_database_url(url: str, database: int) -> str:
-    """The address of one logical database; whatever database the given address names is
-    replaced.
-    """
-    parts = urlsplit(url)
-    if parts.scheme == "unix":
-        # Urlunsplit drops the slashes of an empty host.
-        return f"unix://{parts.netloc}{parts.path}?db={database}"
-    return urlunsplit(parts._replace(path=f"/{database}"))
 
 
 def call[T](database: int, work: Callable[[Redis], T]) -> T:

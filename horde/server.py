@@ -44,7 +44,7 @@ from horde.config import Config
 from horde.connections import BoundedSocket, ClientTooSlow, NoPlaceToWait
 from horde.database.account_cache import start_account_listener
 from horde.database.kudos import get_fold_lag_seconds
-from horde.database.migrate import require_current_schema
+from horde.database.migrate import check_secret_key, require_current_schema
 from horde.database.threads import list_jobs
 from horde.exceptions import ServiceUnavailable
 from horde.logger import build_failure_fields, get_logger
@@ -317,18 +317,19 @@ def bound_socket_waits(arbiter: Any) -> None:
         )
 
 
-def check_schema(config: Config) -> None:
-    """Raise SchemaError, or a driver's error when there is no database, before a process is
-    started.
+def check_database(config: Config) -> None:
+    """Raise before a process is started: SchemaError, ConfigError for another secret_key than the
+    database's, a driver's error when there is no database.
     """
     engine = create_engine(
         config.database_url, poolclass=NullPool, connect_args={"connect_timeout": 5}
     )
     require_current_schema(engine)
+    check_secret_key(engine, config.secret_key)
 
 
 def serve(config: Config) -> None:
-    """Serve until a signal ends it. Raises what `check_schema` raises, and OSError for a metrics
+    """Serve until a signal ends it. Raises what `check_database` raises, and OSError for a metrics
     port that is taken.
     """
     for name in config.ignored_settings:
@@ -336,7 +337,7 @@ def serve(config: Config) -> None:
     if not config.s3_endpoint:
         # Requests with images are refused, and nothing else.
         logger.warning("horde.store.not_configured")
-    check_schema(config)
+    check_database(config)
     freeze_objects()  # before the processes are forked, which then share the pages
     endpoint = MetricsEndpoint(config.metrics_port) if config.metrics_port else None
     try:

@@ -10,10 +10,11 @@ from typing import cast
 from flask import current_app, g, request
 from werkzeug.exceptions import UnsupportedMediaType
 
-from horde.config import Config, Network
+from horde.config import Config
 from horde.exceptions import BadRequest, PayloadInvalid, RequestTooLarge
 from horde.json_body import parse_json_body
 from horde.return_codes import ReturnCode
+from horde.settings import Network
 
 DEFAULT_BODY_BYTES = 10 * 1024 * 1024  # every native route but the chat submit
 DEFAULT_CLIENT_AGENT = "unknown:0:unknown"

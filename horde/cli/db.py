@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from sqlalchemy.exc import DBAPIError
 
 from horde import db
-from horde.config import Config, ConfigError
+from horde.config import Config
 from horde.database.migrate import MigrationState, SchemaError, list_migration_states, migrate
 from horde.logger import configure_logging
 
@@ -31,14 +31,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Do what was asked; the exit code."""
+    config = Config.from_environment(os.environ)
+    configure_logging(config.log_level, config.log_json)
     try:
-        config = Config.from_environment(os.environ)
-        configure_logging(config.log_level, config.log_json)
         engine = db.connect(config)
         if args.action == "status":
             return print_states(list_migration_states(engine))
         applied = migrate(engine, secret_key=config.secret_key, target=args.to)
-    except (ConfigError, SchemaError) as error:
+    except SchemaError as error:
         print(f"horde db: {error}", file=sys.stderr)
         return EXIT_REFUSED
     except DBAPIError as error:

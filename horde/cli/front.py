@@ -5,7 +5,8 @@ import argparse
 import os
 import sys
 
-from horde.config import ConfigError, FrontConfig
+from horde.cli.options import read_with_options
+from horde.config import FrontConfig
 from horde.logger import configure_logging
 from horde.oai.server import serve_front
 
@@ -17,9 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--listen", metavar="ADDRESS", help="address to listen on (HORDE_OAI_HOST, 127.0.0.1)"
     )
-    parser.add_argument(
-        "--port", type=int, metavar="N", help="port to listen on (HORDE_OAI_PORT, 7010)"
-    )
+    parser.add_argument("--port", metavar="N", help="port to listen on (HORDE_OAI_PORT, 7010)")
     parser.add_argument(
         "--native-url",
         metavar="URL",
@@ -28,21 +27,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until SIGTERM or SIGINT; 0 after a graceful end, 1 when it cannot start."""
-    given = {
-        "HORDE_OAI_HOST": args.listen,
-        "HORDE_OAI_PORT": args.port,
-        "HORDE_OAI_NATIVE_URL": args.native_url,
+    """Serve until SIGTERM or SIGINT; 0 after a graceful end, 1 when it cannot start. Raises
+    ConfigError.
+    """
+    options = {
+        "--listen HORDE_OAI_HOST": args.listen,
+        "--port HORDE_OAI_PORT": args.port,
+        "--native-url HORDE_OAI_NATIVE_URL": args.native_url,
     }
-    environment = {
-        **os.environ,
-        **{name: str(value) for name, value in given.items() if value is not None},
-    }
+    config = read_with_options(FrontConfig.from_environment, os.environ, options)
+    configure_logging(config.log_level, config.log_json)
     try:
-        config = FrontConfig.from_environment(environment)
-        configure_logging(config.log_level, config.log_json)
         serve_front(config)
-    except (ConfigError, OSError, OverflowError) as error:
+    except OSError as error:
         print(f"horde front: {error}", file=sys.stderr)
         return EXIT_REFUSED
     return 0

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from sqlalchemy.exc import DBAPIError
 
 from horde import db
-from horde.config import Config, ConfigError
+from horde.config import Config
 from horde.database.kudos import audit_ledger
 from horde.exceptions import ServiceUnavailable
 from horde.logger import configure_logging
@@ -30,13 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the report as JSON; the exit code."""
+    config = Config.from_environment(os.environ)
+    configure_logging(config.log_level, config.log_json)
     try:
-        config = Config.from_environment(os.environ)
-        configure_logging(config.log_level, config.log_json)
         db.connect(config)
         with db.transaction() as session:
             report = audit_ledger(session)
-    except (ConfigError, ServiceUnavailable) as error:
+    except ServiceUnavailable as error:
         print(f"horde kudos: {error}", file=sys.stderr)
         return EXIT_REFUSED
     except DBAPIError as error:

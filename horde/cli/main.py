@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 # Imported for what it does to loguru, which has to come before any command imports the SDK.
 import horde.logger  # noqa: F401  imported for its effect
+from horde.settings import ConfigError
 
 COMMANDS = {
     "serve": "run the API",
@@ -23,9 +24,11 @@ COMMANDS = {
     "user": "create users and change their roles and kudos",
     "kudos": "audit the kudos ledger",
     "store": "audit the object store",
+    "config": "check the settings, and whether the services fit them",
 }
 
 EXIT_MISSING_DEPENDENCY = 1
+EXIT_USAGE = 2  # as argparse's
 
 # Set before the libraries are imported, and inherited by the processes a command starts.
 LIBRARY_SETTINGS = {
@@ -57,7 +60,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_MISSING_DEPENDENCY
     parser = argparse.ArgumentParser(prog=f"horde {command}", description=COMMANDS[command])
     module.add_arguments(parser)
-    exit_code: int = module.run(parser.parse_args(given[1:]))
+    try:
+        exit_code: int = module.run(parser.parse_args(given[1:]))
+    except ConfigError as error:
+        print(f"horde {command}: {error}", file=sys.stderr)
+        return EXIT_USAGE
     return exit_code
 
 

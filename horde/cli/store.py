@@ -10,7 +10,7 @@ from dataclasses import asdict
 from sqlalchemy.exc import DBAPIError
 
 from horde import db, r2, redis_ctrl
-from horde.config import Config, ConfigError
+from horde.config import Config
 from horde.database.objects import audit_store
 from horde.exceptions import ServiceUnavailable
 from horde.logger import configure_logging
@@ -32,15 +32,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the report as JSON; the exit code."""
+    config = Config.from_environment(os.environ)
+    configure_logging(config.log_level, config.log_json)
     try:
-        config = Config.from_environment(os.environ)
-        configure_logging(config.log_level, config.log_json)
         db.connect(config)
         redis_ctrl.connect(config)
         r2.connect(config)
         with db.reading() as session:
             report = audit_store(session)
-    except (ConfigError, ServiceUnavailable, StoreUnavailable, RedisUnavailable) as error:
+    except (ServiceUnavailable, StoreUnavailable, RedisUnavailable) as error:
         print(f"horde store: {error}", file=sys.stderr)
         return EXIT_REFUSED
     except DBAPIError as error:

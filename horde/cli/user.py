@@ -15,9 +15,10 @@ from horde import db, redis_ctrl
 from horde.classes.base.kudos import to_kudos
 from horde.classes.base.user import MAX_USERNAME_LENGTH, UserRoleTypes
 from horde.clock import utcnow
-from horde.config import Config, ConfigError
+from horde.config import Config
 from horde.database import users
 from horde.database.kudos import fold_postings, get_effective_kudos
+from horde.database.migrate import check_secret_key
 from horde.exceptions import HordeError
 from horde.logger import configure_logging
 
@@ -74,16 +75,16 @@ def parse_kudos(text: str) -> Decimal:
 def run(args: argparse.Namespace) -> int:
     """Do what was asked and print the result as JSON on stdout; the exit code."""
     act = {"create": create, "role": change_role, "kudos": change_kudos}[args.action]
+    config = Config.from_environment(os.environ)
+    configure_logging(config.log_level, config.log_json)
     try:
-        config = Config.from_environment(os.environ)
-        configure_logging(config.log_level, config.log_json)
-        db.connect(config)
+        check_secret_key(db.connect(config), config.secret_key)
         # Running servers learn of the change through it; without it within seconds.
         redis_ctrl.connect(config)
         users.configure(config)
         result = db.run_transaction(lambda session: act(session, args))
         fold_postings()  # the servers do it within a second, but there may be none yet
-    except (ConfigError, UserRefused, HordeError) as error:
+    except (UserRefused, HordeError) as error:
         print(f"horde user: {error}", file=sys.stderr)
         return EXIT_REFUSED
     except DBAPIError as error:

@@ -16,7 +16,7 @@ from redis import Redis
 
 from horde import redis_ctrl
 from horde.circuit_breaker import CircuitBreaker
-from horde.config import Config, Network
+from horde.config import Config
 from horde.database.caches import TimedCache
 from horde.exceptions import Forbidden
 from horde.limiter import build_limit_subject
@@ -24,6 +24,7 @@ from horde.logger import get_logger
 from horde.outbound import OutboundFailed, fetch_text
 from horde.redis_ctrl import RedisUnavailable
 from horde.return_codes import ReturnCode
+from horde.settings import Network
 
 logger = get_logger(__name__)
 

@@ -31,6 +31,7 @@ from horde.classes.base.user import (
     hash_api_key,
 )
 from horde.clock import utcnow
+from horde.settings import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -152,6 +153,24 @@ def require_current_schema(engine: Engine, folder: Path = SQL_FOLDER) -> None:
     ]
     if missing:
         raise SchemaError(f"The database lacks {', '.join(missing)}: run `horde db migrate`.")
+
+
+def check_secret_key(engine: Engine, secret_key: str) -> None:
+    """Raise ConfigError when the database's keys were made with another salt: each of them would be
+    unknown. The anonymous key, which everybody knows, tells.
+    """
+    with engine.connect() as connection:
+        is_fitting = _fits_stored_keys(connection, secret_key)
+    if not is_fitting:
+        raise ConfigError(
+            "secret_key",
+            "is not the one that the keys of this database were made with: all would be unknown.",
+        )
+
+
+def _fits_stored_keys(connection: Connection, secret_key: str) -> bool:
+    stored = connection.scalar(select(User.api_key).where(User.id == ANONYMOUS_ID))
+    return stored is None or stored == hash_api_key(ANONYMOUS_KEY, secret_key)
 
 
 def check_adoptable(connection: Connection, migrations: Sequence[Migration]) -> None:
@@ -332,8 +351,7 @@ def _seed(connection: Connection, secret_key: str) -> None:
         "INSERT INTO settings (raid, invite_only, maintenance)"
         " SELECT false, false, false WHERE NOT EXISTS (SELECT FROM settings)",
     )
-    stored = connection.scalar(select(User.api_key).where(User.id == ANONYMOUS_ID))
-    if stored != hash_api_key(ANONYMOUS_KEY, secret_key):
+    if not _fits_stored_keys(connection, secret_key):
         # No stored key can be used with this secret_key.
         logger.warning("horde.db.secret_key_differs")
 

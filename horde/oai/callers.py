@@ -13,9 +13,9 @@ from uuid import UUID, uuid4, uuid5
 
 from starlette.datastructures import Headers
 
-from horde.config import Network
 from horde.oai.errors import RequestRefused
 from horde.oai.native import Caller
+from horde.settings import Network
 
 # Fixed for ever: the same Idempotency-Key has to name the same operation after a restart and on
 # every front.

@@ -2,8 +2,13 @@
 from ipaddress import ip_network
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from redis.connection import parse_url
+from sqlalchemy import make_url
 
-from horde.config import DEVELOPMENT_SECRET, Config, ConfigError, FrontConfig
+from horde.config import DEVELOPMENT_SECRET, Config, FrontConfig, build_redis_url
+from horde.settings import ConfigError
 
 REQUIRED = {"DATABASE_URL": "postgresql://user:word@host/name", "secret_key": "salt"}
 
@@ -33,6 +38,60 @@ def test_the_addresses_of_an_ai_horde_are_understood() -> None:
     assert config.redis_url == "redis://redis:6380"
 
 
+@pytest.mark.parametrize("password", ["a/b", "a#b", "a?b", "a@b", "a%b", "a:b", " a b", "ä€", "-"])
+def test_a_password_may_hold_any_character(password: str) -> None:
+    config = read(
+        DATABASE_URL=f"postgresql://user:{password}@host:5432/name",
+        REDIS_URL=f"redis://:{password}@host:6379/3",
+    )
+    assert make_url(config.database_url).password == password
+    assert make_url(config.database_url).host == "host"
+    found = parse_url(build_redis_url(config.redis_url, 7))
+    assert (found["password"], found["host"], found["db"]) == (password, "host", 7)
+    front = FrontConfig.from_environment({"REDIS_URL": f"redis://:{password}@host:6379/3"})
+    assert parse_url(front.redis_url or "")["password"] == password
+
+
+@given(password=st.text(st.characters(categories=("L", "N", "P", "S")), min_size=1))
+def test_a_password_given_apart_is_taken_as_it_is(password: str) -> None:
+    config = Config.from_environment(
+        {
+            "secret_key": "salt",
+            "POSTGRES_URL": "host:5432/name",
+            "POSTGRES_PASS": password,
+            "REDIS_IP": "::1",
+            "REDIS_PASSWORD": password,
+        }
+    )
+    assert make_url(config.database_url).password == password
+    assert parse_url(config.redis_url)["password"] == password
+
+
+def test_a_quoted_password_is_read_as_its_characters() -> None:
+    config = read(DATABASE_URL="postgresql://user:a%2Fb%25@host/name")
+    assert make_url(config.database_url).password == "a/b%"
+
+
+@pytest.mark.parametrize("blank", ["\n", " ", "\r\n", "\t"])
+def test_blanks_around_a_value_are_dropped(blank: str) -> None:
+    config = read(
+        secret_key=f"{blank}salt{blank}",
+        S3_ENDPOINT=f"https://store.example{blank}",
+        AWS_ACCESS_KEY_ID=f"key{blank}",
+        AWS_SECRET_ACCESS_KEY=f"{blank}secret",
+        HORDE_PORT=f" 7001{blank}",
+    )
+    assert (config.secret_key, config.s3_access_key, config.s3_secret_key, config.port) == (
+        "salt",
+        "key",
+        "secret",
+        7001,
+    )
+    front = FrontConfig.from_environment({"HORDE_OAI_PROXY_PASSKEY": f"word{blank}"})
+    assert front.proxy_passkey == "word"
+    assert read(HORDE_PORT=blank).port == 7001  # counts as unset
+
+
 def test_a_list_of_redis_servers_is_ignored_and_named() -> None:
     config = read(REDIS_SERVERS='["10.0.0.1"]', REDIS_URL="redis://redis")
     assert config.redis_url == "redis://redis"
@@ -56,6 +115,48 @@ def test_a_database_is_needed() -> None:
     ("name", "value"),
     [
         ("HORDE_PORT", "seven"),
+        ("HORDE_PORT", "99999"),
+        ("HORDE_PORT", "0"),
+        ("HORDE_PORT", "9" * 5000),
+        ("HORDE_ENVIRONMENT", "developement"),
+        ("HORDE_LISTEN", "127.0.0.1:7001"),
+        ("HORDE_LISTEN", "no host"),
+        ("HORDE_SERVER_THREADS", "0"),
+        ("HORDE_SERVER_WORKERS", "0"),
+        ("HORDE_SERVER_WORKERS", "-1"),
+        ("HORDE_DEFAULT_LIMIT", "90"),
+        ("HORDE_DEFAULT_LIMIT", "lots/fortnight"),
+        ("HORDE_DEFAULT_LIMIT", "0/minute"),
+        ("HORDE_STATUS_READ_LIMIT", "9/minute;"),
+        ("HORDE_TEXT_FREE_OUTPUT_CEILING", "-1"),
+        ("HORDE_TEXT_FREE_OUTPUT_FLOOR", "5000"),  # above the ceiling
+        ("HORDE_TEXT_FREE_OUTPUT_WAIT_FLOOR_SECONDS", "1"),  # before the ceiling ends
+        ("HORDE_TEXT_FREE_OUTPUT_WAIT_FULL_SECONDS", "nan"),
+        ("HORDE_TEXT_FREE_OUTPUT_WAIT_FULL_SECONDS", "inf"),
+        ("HORDE_TEXT_FREE_OUTPUT_WAIT_FULL_SECONDS", "1e999"),
+        ("KUDOS_TRUST_THRESHOLD", "-1"),
+        ("SQLALCHEMY_POOL_SIZE", "0"),
+        ("SQLALCHEMY_POOL_TIMEOUT", "-30"),
+        ("HORDE_LOG_FORMAT", "xml"),
+        ("HORDE_LOG_LEVEL", "LOUD"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4318"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:port"),
+        ("DATABASE_URL", "foo"),
+        ("DATABASE_URL", "mysql://host/name"),
+        ("DATABASE_URL", "postgresql://"),
+        ("DATABASE_URL", "postgresql://host:99999/name"),
+        ("DATABASE_URL", "postgresql://one:5432,two:5433/name"),
+        ("REDIS_URL", "foo"),
+        ("REDIS_URL", "redis://"),
+        ("REDIS_URL", "redis://host:0"),
+        ("REDIS_URL", "redis://host:6379?socket_timeout=soon"),
+        ("REDIS_URL", "redis://host/one"),
+        ("IP_CHECKER", "http://checker.example/"),  # nowhere to put the address
+        ("HORDE_WHITELISTED_ADDRESSES", "localhost"),
+        ("HORDE_VALIDATED_BACKENDS", "[" * 100_000),
+        ("AWS_DEFAULT_REGION", "eu west"),
+        ("R2_SOURCE_IMAGE_BUCKET", "a/b"),
+        ("HORDE_TITLE", "a\x07b"),
         ("HORDE_TEXT_FREE_OUTPUT_WAIT_FULL_SECONDS", "soon"),
         ("HORDE_CHAT_ADMISSION_ENABLED", "maybe"),
         ("ADMINS", "name#1"),
@@ -69,7 +170,7 @@ def test_a_database_is_needed() -> None:
     ],
 )
 def test_a_malformed_value_is_refused_by_name(name: str, value: str) -> None:
-    with pytest.raises(ConfigError, match=name):
+    with pytest.raises(ConfigError, match=rf"^{name} [^\n]+\.$"):
         read(**{name: value})
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 import pytest
 
-from horde.redis_ctrl import build_database_url
+from horde.config import build_redis_url
 
 
 @pytest.mark.parametrize(
@@ -14,7 +14,9 @@ from horde.redis_ctrl import build_database_url
             "rediss://user:p%2Fw@redis.example:6380/7?ssl_cert_reqs=none",
         ),
         ("unix:///run/redis.sock?db=2", "unix:///run/redis.sock?db=7"),
+        ("unix:///run/redis.sock?password=w", "unix:///run/redis.sock?password=w&db=7"),
+        ("redis://127.0.0.1:6379?db=3", "redis://127.0.0.1:6379/7"),
     ],
 )
 def test_the_purpose_decides_on_the_database(url: str, database_url: str) -> None:
-    assert build_database_url(url, 7) == database_url
+    assert build_redis_url(url, 7) == database_url
