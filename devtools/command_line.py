@@ -11,6 +11,19 @@ DEFAULT_STATE = os.path.join(
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))), ".dev", "run"
 )
 
+# What `horde bridge` has to be told of a backend that does not tell it itself. The lists repeat.
+WORKER_OPTIONS = (
+    "--backend-model",
+    "--model",
+    "--threads",
+    "--max-length",
+    "--max-context-length",
+    "--count-tokens",
+    "--tools-max-temperature",
+)
+WORKER_LISTS = ("--supports", "--exclude", "--image-transport")
+WORKER_FLAGS = ("--no-chat", "--no-text")
+
 # Everything behind these words belongs to pytest or to the benchmark, whatever it looks like.
 PASS_THROUGH_COMMANDS = ("test", "bench")
 
@@ -48,13 +61,16 @@ def build_parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--backend",
         metavar="URL",
-        help="serve this OpenAI-compatible backend instead of the small model",
+        help="serve this OpenAI-compatible backend instead of the small model; its key comes from"
+        " HORDE_BRIDGE_BACKEND_KEY",
     )
     run.add_argument(
         "--detach",
         action="store_true",
         help="return when everything answers; `dev.py stop` ends it",
     )
+
+    add_worker_options(run)
 
     stop = commands.add_parser("stop", help="stop what `run --detach` started")
     add_state_option(stop)
@@ -68,6 +84,30 @@ def build_parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="run a benchmark, or list them")
     bench.add_argument("rest", nargs="*", metavar="name [option]")
     return parser
+
+
+def add_worker_options(run: argparse.ArgumentParser) -> None:
+    """The options that are handed on to the worker as they are."""
+    group = run.add_argument_group("worker", "as `horde bridge --help` explains them")
+    for option in WORKER_OPTIONS:
+        group.add_argument(option, metavar="VALUE")
+    for option in WORKER_LISTS:
+        group.add_argument(option, metavar="VALUE", action="append")
+    for option in WORKER_FLAGS:
+        group.add_argument(option, action="store_true")
+
+
+def list_worker_words(arguments: argparse.Namespace) -> List[str]:
+    """The worker's options as words, again."""
+
+    def get(option: str) -> object:
+        return getattr(arguments, option[2:].replace("-", "_"), None)
+
+    words = [f"{option}={get(option)}" for option in WORKER_OPTIONS if get(option) is not None]
+    for option in WORKER_LISTS:
+        values = get(option)
+        words += [f"{option}={value}" for value in (values if isinstance(values, list) else [])]
+    return words + [option for option in WORKER_FLAGS if get(option)]
 
 
 def add_state_option(parser: argparse.ArgumentParser) -> None:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from devtools.backend import DEMO_MODEL_NAME, Backend, find_demo_model
-from devtools.command_line import DEFAULT_FRONT_PORT
+from devtools.command_line import DEFAULT_FRONT_PORT, list_worker_words
 from devtools.launcher import Launcher
 from devtools.processes import (
     Child,
@@ -95,6 +95,7 @@ def run_detached(state: Path, arguments: argparse.Namespace) -> int:
     command += ["--front-port", str(arguments.front_port)] if arguments.front_port else []
     command += ["--no-worker"] if arguments.no_worker else []
     command += ["--backend", arguments.backend] if arguments.backend else []
+    command += list_worker_words(arguments)
     with log.open("wb") as output:
         supervisor = subprocess.Popen(
             command,
@@ -159,6 +160,7 @@ class Stack:
         self.backend_url: str | None = arguments.backend and arguments.backend.rstrip(
             "/"
         ).removesuffix("/v1")
+        self.worker_words = list_worker_words(arguments)
         self.services = Services(state, os.environ)
         self.programs = Launcher(state / "programs.json")
         self.secrets = load_secrets(state)
@@ -268,7 +270,8 @@ class Stack:
             "--name",
             name,
         ]
-        worker = Worker(self, [str(HORDE), "bridge", *words], environment)
+        command = [str(HORDE), "bridge", *words, *self.worker_words]
+        worker = Worker(self, command, environment)
         self.programs.launch_all([worker])
         self.facts |= {"backend_url": self.backend_url, "worker": name, "model": worker.model}
 

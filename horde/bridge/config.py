@@ -4,24 +4,32 @@ reads the environment.
 """
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from horde_sdk.generation_parameters.text.chat_policy import ChatFeature, ChatGuarantee
 from horde_sdk.worker.chat_declaration import IMAGE_PART_TRANSPORTS, ChatImageTransport
 
-# Listed among the servers' validated backends, so it must not change.
+# The name is listed among the servers' validated backends, so it must not change.
 BRIDGE_AGENT_NAME = "Horde Bridge"
-# name:version:url; operators may put their own page.
+# name:version:url; operators may put their own page
 DEFAULT_BRIDGE_AGENT = f"{BRIDGE_AGENT_NAME}:1:https://bridge.invalid"
 
 DEFAULT_MAX_LENGTH_TOKENS = 1024
 # Short enough for the stop time-outs of service managers, long enough for most replies.
 DEFAULT_GRACE_SECONDS = 30.0
 
-# Not to be had from this worker, whatever the backend does: none applies a format only to the final
-# answer.
-UNSERVED_FEATURES = frozenset({ChatFeature.TOOLS_WITH_RESPONSE_FORMAT})
-
 Declared = ChatFeature | ChatGuarantee
+
+
+class TokenCounting(StrEnum):
+    """By what the bridge refuses prompts that are too long for a backend that would cut them."""
+
+    BACKEND = "backend"
+    """The backend's tokeniser, where it has a route for it."""
+    ESTIMATE = "estimate"
+    """The same, and where it has none an estimate, within less context than there is."""
+    OFF = "off"
+    """Nothing: the backend's own word counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +58,7 @@ class BridgeConfig:
     """What the operator knows the backend does and the probe cannot see."""
     exclude: frozenset[Declared] = frozenset()
     """What is withheld from the declaration."""
+    token_counting: TokenCounting = TokenCounting.BACKEND
     tools_max_temperature: float | None = None
     image_transports: frozenset[ChatImageTransport] = frozenset(ChatImageTransport)
     """How images and large conversations may come, should the backend see."""
@@ -71,14 +80,14 @@ class BridgeConfig:
         ):
             if tokens is not None and tokens < 1:
                 raise ValueError(f"{name} is at least 1.")
-        if self.tools_max_temperature is not None and self.tools_max_temperature < 0:
-            raise ValueError("tools-max-temperature is not negative.")
-        if unserved := self.supports & UNSERVED_FEATURES:
-            raise ValueError(f"This worker does not serve {', '.join(sorted(unserved))}.")
+        if self.tools_max_temperature is not None and not 0 <= self.tools_max_temperature <= 100:
+            raise ValueError("tools-max-temperature is a number that is not negative.")
+        if not 0 <= self.grace_seconds <= 86_400:
+            raise ValueError("grace-seconds lies between 0 and 86400.")
         if not self.image_transports & IMAGE_PART_TRANSPORTS:
             raise ValueError(
                 "An image-transport of url or base64 is needed: messages_url alone brings no"
                 " images."
             )
-        if self.bridge_agent.count(":") < 2:
-            raise ValueError("bridge-agent has three parts, name:version:url.")
+        if self.bridge_agent.count(":") < 2 or not self.bridge_agent.isascii():
+            raise ValueError("bridge-agent has three parts in plain letters, name:version:url.")

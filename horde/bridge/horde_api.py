@@ -1,34 +1,52 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """The calls a text worker makes: pop a job, post what is written so far, submit what came of it."""
 
-from typing import Any
-
 import httpx
 
-from horde.json_text import read_json
+from horde.bridge.addresses import trusts_environment
+from horde.bridge.refusals import JsonObject, parse_json, parse_retry_after
+from horde.logger import get_logger
 
 POP_TIMEOUT_SECONDS = 60.0  # a busy horde may hold a pop for some 40 s
 SUBMIT_TIMEOUT_SECONDS = 60.0
 # A post is answered in milliseconds, and the reply's submit waits for the one under way.
 PROGRESS_TIMEOUT_SECONDS = 10.0
 CONNECT_TIMEOUT_SECONDS = 10.0
+LOOK_TIMEOUT_SECONDS = 10.0
 
-JsonObject = dict[str, Any]
+_NO_ROUTE_STATUSES = (404, 405, 501)
+_HEARTBEAT = "/v2/status/heartbeat"
+
+logger = get_logger(__name__)
 
 
 class HordeUnavailable(Exception):
     """No usable answer: the network, a time-out, a 5xx, a rate limit, or a body that is not JSON.
+
     Trying again is right.
     """
 
-    def __init__(self, message: str, retry_after_seconds: float | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        retry_after_seconds: float | None = None,
+        *,
+        is_no_horde: bool = False,
+    ) -> None:
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
+        self.is_no_horde = is_no_horde
+        """Whether something answered, but nothing that a horde says."""
+
+
+class WrongAddress(Exception):
+    """No horde is near the address. The sentence is for the operator."""
 
 
 class HordeRefusal(Exception):
-    """A 4xx of the horde. ``rc`` is its code, empty when it sent none; ``answer`` is the whole
-    body.
+    """A 4xx of the horde.
+
+    ``rc`` is its code, empty when it sent none; ``answer`` is the whole body.
     """
 
     def __init__(self, status: int, rc: str, message: str, answer: JsonObject) -> None:
@@ -47,13 +65,24 @@ class HordeApi:
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         headers = {"apikey": api_key, "Client-Agent": bridge_agent}
-        self._client = httpx.Client(base_url=api_url, headers=headers, transport=transport)
+        self._url = api_url.rstrip("/")
+        self._client = httpx.Client(
+            headers=headers, transport=transport, trust_env=trusts_environment(api_url)
+        )
 
-    def pop(self, body: JsonObject) -> JsonObject | None:
-        """Ask for a job; None when there is none. Raises ``HordeUnavailable`` or
-        ``HordeRefusal``.
+    def pop(
+        self, body: JsonObject, timeout_seconds: float = POP_TIMEOUT_SECONDS
+    ) -> JsonObject | None:
+        """Ask for a job; None when there is none.
+
+        Raises ``HordeUnavailable`` or ``HordeRefusal``.
         """
-        answer = self._post("/v2/generate/text/pop", body, POP_TIMEOUT_SECONDS)
+        try:
+            answer = self._post("/v2/generate/text/pop", body, timeout_seconds)
+        except HordeRefusal as refusal:
+            if refusal.rc or refusal.status not in _NO_ROUTE_STATUSES:
+                raise
+            raise HordeUnavailable(f"HTTP {refusal.status}", is_no_horde=True) from refusal
         return answer if answer.get("id") else None
 
     def post_progress(self, body: JsonObject) -> bool:
@@ -63,57 +92,76 @@ class HordeApi:
         Raises ``HordeUnavailable`` or ``HordeRefusal``; after the former the same body may be sent
         again.
         """
-        return (
-            self._post("/v2/generate/text/progress", body, PROGRESS_TIMEOUT_SECONDS).get(
-                "cancelled"
-            )
-            is True
-        )
+        answer = self._post("/v2/generate/text/progress", body, PROGRESS_TIMEOUT_SECONDS)
+        return answer.get("cancelled") is True
 
-    def submit(self, body: JsonObject) -> float:
-        """Hand in a reply or a fault; the reward in kudos. Raises ``HordeUnavailable`` or
-        ``HordeRefusal``.
+    def submit(self, body: JsonObject, timeout_seconds: float = SUBMIT_TIMEOUT_SECONDS) -> float:
+        """Hand in a reply or a fault; the reward in kudos.
+
+        Raises ``HordeUnavailable`` or ``HordeRefusal``.
         """
-        reward = self._post("/v2/generate/text/submit", body, SUBMIT_TIMEOUT_SECONDS).get("reward")
+        reward = self._post("/v2/generate/text/submit", body, timeout_seconds).get("reward")
         return float(reward) if isinstance(reward, int | float) else 0.0
+
+    def correct_address(self) -> None:
+        """Find the API near the address that was given, and use it from now on.
+
+        Raises ``WrongAddress`` when there is none, and ``HordeUnavailable``.
+        """
+        root = self._url.split("/", 3)
+        given = self._url
+        for address in dict.fromkeys((given, f"{given}/api", "/".join(root[:3]) + "/api")):
+            response = self._look(address + _HEARTBEAT)
+            if response.is_success and isinstance(parse_json(response.content), dict):
+                found = str(response.url).removesuffix(_HEARTBEAT)
+                if found == given:
+                    raise HordeUnavailable("the horde answers, but not its pop")
+                self._url = found
+                logger.warning("horde.bridge.api_address_corrected", extra={"api": found})
+                return
+
+        models = self._look("/".join(root[:3]) + "/v1/models")
+        answer = parse_json(models.content)
+        is_front = models.status_code in (200, 401) and isinstance(answer, dict)
+        raise WrongAddress(
+            "--api is the address of an OpenAI-compatible front; the horde's API is another one,"
+            " which ends in /api."
+            if is_front
+            else "No horde answers at the address of --api, which ends in /api."
+        )
 
     def close(self) -> None:
         """Close the connections."""
         self._client.close()
 
-    def _post(self, path: str, body: JsonObject, timeout_seconds: float) -> JsonObject:
-        timeout = httpx.Timeout(timeout_seconds, connect=CONNECT_TIMEOUT_SECONDS)
+    def _look(self, url: str) -> httpx.Response:
+        """What is there. The key is not sent along: it may not be a horde's."""
+        request = self._client.build_request("GET", url, timeout=LOOK_TIMEOUT_SECONDS)
+        del request.headers["apikey"]
         try:
-            response = self._client.post(path, json=body, timeout=timeout)
+            return self._client.send(request, follow_redirects=True)
         except httpx.HTTPError as error:
             raise HordeUnavailable(f"{type(error).__name__}: {error}") from error
-        answer = _parse_object(response)
-        if response.is_success and answer is not None:
-            return answer
-        if (
-            response.is_client_error
-            and response.status_code != httpx.codes.TOO_MANY_REQUESTS
-            and answer is not None
-        ):
-            raise HordeRefusal(
-                response.status_code,
-                str(answer.get("rc") or ""),
-                str(answer.get("message") or answer.get("errors")),
-                answer,
-            )
-        raise HordeUnavailable(
-            f"HTTP {response.status_code}", _parse_retry_after(response.headers.get("Retry-After"))
+
+    def _post(self, path: str, body: JsonObject, timeout_seconds: float) -> JsonObject:
+        timeout = httpx.Timeout(
+            timeout_seconds, connect=min(CONNECT_TIMEOUT_SECONDS, timeout_seconds)
         )
+        try:
+            response = self._client.post(self._url + path, json=body, timeout=timeout)
+        except httpx.HTTPError as error:
+            raise HordeUnavailable(f"{type(error).__name__}: {error}") from error
+        answer = parse_json(response.content)
+        if response.is_success and isinstance(answer, dict):
+            return answer
 
-
-def _parse_object(response: httpx.Response) -> JsonObject | None:
-    try:
-        answer = read_json(response.content)
-    except ValueError:  # a proxy's error page
-        return None
-    return answer if isinstance(answer, dict) else None
-
-
-def _parse_retry_after(header: str | None) -> float | None:
-    """Seconds; the form with a date is not read, since the own backoff serves as well."""
-    return float(header) if header is not None and header.isdecimal() else None
+        status = response.status_code
+        is_limit = status == httpx.codes.TOO_MANY_REQUESTS
+        if response.is_client_error and not is_limit and isinstance(answer, dict):
+            message = str(answer.get("message") or answer.get("errors"))
+            raise HordeRefusal(status, str(answer.get("rc") or ""), message, answer)
+        raise HordeUnavailable(
+            f"HTTP {status}",
+            parse_retry_after(response.headers.get("Retry-After")),
+            is_no_horde=status < 400 or status in _NO_ROUTE_STATUSES,
+        )

@@ -1,102 +1,60 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""What the backend does, found out by asking it, and the declaration that follows.
+"""What the backend does, found out by asking it.
 
 The horde routes by declarations, so a promise nobody keeps becomes a client's broken reply. The
 probe reports what it can see; the operator adds what it cannot (``--supports``) and withholds what
 should not be served (``--exclude``).
 """
 
-from dataclasses import dataclass
+from dataclasses import replace
 
-from horde_sdk.generation_parameters.text.chat_policy import (
-    ChatFeature,
-    ChatGuarantee,
-    ChatWorkerLimits,
-)
-from horde_sdk.worker.chat_declaration import (
-    ChatBackendFacts,
-    ChatImageTransport,
-    ChatToolStrategy,
-    ChatWorkerDeclaration,
-    declare_from_backend,
-)
+from horde_sdk.generation_parameters.text.chat_policy import ChatGuarantee
 
-from horde.bridge.backend import Backend, BackendKind, JsonObject
-from horde.bridge.config import DEFAULT_MAX_LENGTH_TOKENS, BridgeConfig, Declared
+from horde.bridge.backend import Backend
+from horde.bridge.config import DEFAULT_MAX_LENGTH_TOKENS, BridgeConfig, TokenCounting
+from horde.bridge.counting import counts_texts
+from horde.bridge.declaration import build_declaration, compute_chat_context
+from horde.bridge.dialects import BackendKind, read_facts
+from horde.bridge.plan import BackendProfile, ServingPlan
+from horde.bridge.refusals import BackendRefusal, BackendUnavailable, JsonObject
+from horde.logger import get_logger
+
+_KEY_STATUSES = (401, 403)
+
+logger = get_logger(__name__)
 
 
 class ProbeError(Exception):
-    """The backend answers, but a fact the bridge needs is missing; the sentence says which option
-    supplies it.
+    """The backend answers, but a fact the bridge needs is missing.
+
+    The sentence says which option supplies it.
     """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BackendProfile:
-    """A backend as probed. ``supports`` holds features and guarantees seen by the probe or named by
-    the operator.
-    """
-
-    kind: BackendKind
-    backend_model: str
-    context_tokens: int
-    supports: frozenset[Declared]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServingPlan:
-    """What the bridge announces, and what it holds its jobs against."""
-
-    profile: BackendProfile
-    model: str
-    max_length: int
-    declaration: ChatWorkerDeclaration
-
-    def build_pop_body(self, config: BridgeConfig) -> JsonObject:
-        """The body of every pop. The text limits and the chat limits are the same numbers."""
-        return {
-            "name": config.worker_name,
-            "models": [self.model],
-            "bridge_agent": config.bridge_agent,
-            "threads": config.threads,
-            "amount": 1,
-            "max_length": self.max_length,
-            "max_context_length": self.profile.context_tokens,
-            **self.declaration.to_pop_fields(),
-        }
-
-
-# llama.cpp applies seed and penalties, compiles both JSON formats into grammars, and answers 400 to
-# a prompt that does not fit.
-LLAMA_CPP_SUPPORTS: frozenset[Declared] = frozenset(
-    {
-        ChatFeature.SEED,
-        ChatFeature.PRESENCE_PENALTY,
-        ChatFeature.FREQUENCY_PENALTY,
-        ChatFeature.JSON_OBJECT,
-        ChatFeature.JSON_SCHEMA,
-        ChatGuarantee.PROMPT_OVERFLOW_REFUSED,
-    }
-)
-# Of vLLM the same is documented. Its tool calls depend on how it was started, which it does not
-# report.
-VLLM_SUPPORTS = LLAMA_CPP_SUPPORTS
+class BackendKeyRefused(ProbeError):
+    """The backend does not take the key, or wants one."""
 
 
 def build_serving_plan(backend: Backend, config: BridgeConfig) -> ServingPlan:
     """Probe the backend and decide what to announce.
 
-    Raises ``ProbeError`` when the context length or the model stays unknown, and the errors of
-    ``Backend``.
+    Raises ``ProbeError`` when the context length stays unknown or the key is refused, and the
+    errors of ``Backend`` while the backend is not ready.
     """
-    profile = probe_backend(backend, config)
-    max_length = config.max_length or min(
-        DEFAULT_MAX_LENGTH_TOKENS, max(profile.context_tokens // 2, 1)
-    )
-    if max_length >= profile.context_tokens:
+    try:
+        profile = probe_backend(backend, config)
+    except BackendRefusal as refusal:
+        if refusal.status not in _KEY_STATUSES:
+            raise
+        hint = "refuses the key of" if backend.secrets else "wants a key, given by"
+        raise BackendKeyRefused(
+            f"The backend {hint} --backend-key or HORDE_BRIDGE_BACKEND_KEY ({refusal.status})."
+        ) from refusal
+    room = compute_chat_context(profile)
+    max_length = config.max_length or min(DEFAULT_MAX_LENGTH_TOKENS, max(room // 2, 1))
+    if max_length >= room:
         raise ProbeError(
-            f"max-length {max_length} leaves no room for a prompt in {profile.context_tokens}"
-            " tokens of context."
+            f"max-length {max_length} leaves no room for a prompt in {room} tokens of context."
         )
     model = config.model or profile.backend_model
     return ServingPlan(
@@ -108,139 +66,61 @@ def build_serving_plan(backend: Backend, config: BridgeConfig) -> ServingPlan:
 
 
 def probe_backend(backend: Backend, config: BridgeConfig) -> BackendProfile:
-    """Ask the backend what it is. Raises as ``build_serving_plan``."""
-    models = backend.list_models()
-    entry = _choose_model(models, config.backend_model)
-    props = backend.find_props() or {}
-    kind = _recognise_kind(entry, props)
-    supports: frozenset[Declared] = config.supports
-    if kind is BackendKind.LLAMA_CPP:
-        supports |= LLAMA_CPP_SUPPORTS | _read_tool_support(props) | _read_vision(props)
-    elif kind is BackendKind.VLLM:
-        supports |= VLLM_SUPPORTS
-    return BackendProfile(
-        kind=kind,
-        backend_model=str(config.backend_model or entry["id"]),
+    """Ask the backend what it is. Raises ``ProbeError`` and as ``Backend`` does."""
+    entry = _choose_model(backend.list_models(), config.backend_model)
+    model = str(config.backend_model or entry["id"])
+    facts = read_facts(backend, entry, model)
+    profile = BackendProfile(
+        kind=facts.kind,
+        backend_model=model,
         context_tokens=_require_context_tokens(
-            _read_context_tokens(entry, props), config.max_context_length
+            facts.context_tokens, config.max_context_length, facts.kind
         ),
-        supports=supports,
+        supports=facts.supports | config.supports,
     )
+    return _refuse_overflow(backend, profile, config)
 
 
-def build_declaration(
-    profile: BackendProfile, config: BridgeConfig, *, model: str, max_length: int
-) -> ChatWorkerDeclaration:
-    """Turn what the backend supports into what the worker declares."""
-    if not config.serves_chat:
-        return ChatWorkerDeclaration(chat_jobs=False)
-    limits = ChatWorkerLimits(
-        max_context_length=profile.context_tokens,
-        max_length=max_length,
-        tools_max_temperature=config.tools_max_temperature,
-    )
-    return declare_from_backend(
-        build_facts(profile.supports, config.image_transports),
-        model_id=model,
-        limits=limits,
-        prompt_jobs=config.serves_text,
-        exclude=config.exclude,
-    )
-
-
-def build_facts(
-    supports: frozenset[Declared], image_transports: frozenset[ChatImageTransport]
-) -> ChatBackendFacts:
-    """Put the supported features in the SDK's words.
-
-    ``faults_on_unbuildable_schema`` is always true: the bridge checks each reply against the schema
-    by itself, since backends drop keywords silently. A response format beside tools is never
-    served.
+def _refuse_overflow(
+    backend: Backend, profile: BackendProfile, config: BridgeConfig
+) -> BackendProfile:
+    """The profile with the bridge refusing long prompts, where the backend does not and the bridge
+    can.
     """
-    strategy = ChatToolStrategy.NONE
-    if ChatGuarantee.TOOL_CHOICE_ENFORCED in supports:
-        strategy = ChatToolStrategy.GRAMMAR
-    elif ChatFeature.TOOLS in supports:
-        strategy = ChatToolStrategy.TEMPLATE
-    return ChatBackendFacts(
-        honours_seed=ChatFeature.SEED in supports,
-        applies_presence_penalty=ChatFeature.PRESENCE_PENALTY in supports,
-        applies_frequency_penalty=ChatFeature.FREQUENCY_PENALTY in supports,
-        renders_tools=strategy is not ChatToolStrategy.NONE,
-        tool_strategy=strategy,
-        constrains_json_object=ChatFeature.JSON_OBJECT in supports,
-        constrains_json_schema=ChatFeature.JSON_SCHEMA in supports,
-        faults_on_unbuildable_schema=True,
-        refuses_prompt_overflow=ChatGuarantee.PROMPT_OVERFLOW_REFUSED in supports,
-        applies_reasoning_effort=ChatFeature.REASONING_EFFORT in supports,
-        reads_images=ChatFeature.VISION in supports,
-        image_transports=image_transports if ChatFeature.VISION in supports else frozenset(),
-    )
+    value = ChatGuarantee.PROMPT_OVERFLOW_REFUSED
+    counting = config.token_counting
+    if value in profile.supports | config.exclude or counting is TokenCounting.OFF:
+        return profile
+    if counts_texts(backend, profile.kind):
+        counting = TokenCounting.BACKEND
+    elif counting is TokenCounting.BACKEND:
+        return profile
+    return replace(profile, supports=profile.supports | {value}, token_counting=counting)
 
 
 def _choose_model(models: list[JsonObject], wanted: str | None) -> JsonObject:
     """The entry of the wanted model, or of the first; an empty one when the backend lists something
-    else.
+    else. Raises ``BackendUnavailable`` while there is none: servers list models as they load them.
     """
     for entry in models:
-        if wanted is None or entry.get("id") == wanted:
+        name = entry.get("id")
+        if isinstance(name, str) and wanted in (None, name, name.removesuffix(":latest")):
             return entry
     if wanted is None:
-        raise ProbeError("The backend lists no model; name it with --backend-model.")
-    return {"id": wanted}
+        raise BackendUnavailable("it lists no model yet; --backend-model names one")
+    logger.warning("horde.bridge.model_not_listed", extra={"model": wanted})
+    # The server is still the one that the other entries tell of.
+    owner = models[0].get("owned_by") if models else None
+    return {"id": wanted, "owned_by": owner}
 
 
-def _recognise_kind(entry: JsonObject, props: JsonObject) -> BackendKind:
-    """koboldcpp has a /props too, without llama.cpp's other routes, so the owner of the model
-    decides.
-    """
-    owner = entry.get("owned_by")
-    if owner == "llamacpp" and props:
-        return BackendKind.LLAMA_CPP
-    return BackendKind.VLLM if owner == "vllm" else BackendKind.OTHER
-
-
-def _read_tool_support(props: JsonObject) -> frozenset[Declared]:
-    """Tools when the model's template renders them; the choice is then enforced by the bridge's own
-    schema.
-    """
-    capabilities = props.get("chat_template_caps")
-    if (
-        isinstance(capabilities, dict)
-        and capabilities.get("supports_tools")
-        and capabilities.get("supports_tool_calls")
-    ):
-        return frozenset({ChatFeature.TOOLS, ChatGuarantee.TOOL_CHOICE_ENFORCED})
-    return frozenset()
-
-
-def _read_vision(props: JsonObject) -> frozenset[Declared]:
-    """Vision when llama.cpp has loaded a projector for images."""
-    modalities = props.get("modalities")
-    return (
-        frozenset({ChatFeature.VISION})
-        if isinstance(modalities, dict) and modalities.get("vision") is True
-        else frozenset()
-    )
-
-
-def _read_context_tokens(entry: JsonObject, props: JsonObject) -> int | None:
-    """The context of one slot. ``meta.n_ctx`` of llama.cpp's model list is not read: it may be the
-    sum of all slots.
-    """
-    settings = props.get("default_generation_settings")
-    candidates = (
-        settings.get("n_ctx") if isinstance(settings, dict) else None,
-        entry.get("max_model_len"),
-    )
-    return next((tokens for tokens in candidates if isinstance(tokens, int) and tokens > 0), None)
-
-
-def _require_context_tokens(reported: int | None, configured: int | None) -> int:
+def _require_context_tokens(reported: int | None, configured: int | None, kind: BackendKind) -> int:
     """The smaller of what the backend has and what the operator allows."""
     known = [tokens for tokens in (reported, configured) if tokens is not None]
     if not known:
+        hint = "; for Ollama, what OLLAMA_CONTEXT_LENGTH or num_ctx says"
         raise ProbeError(
-            "The backend does not report its context length; state it with --max-context-length."
+            "The backend does not report its context length; state it with --max-context-length"
+            f"{hint if kind is BackendKind.OLLAMA else ''}."
         )
     return min(known)

@@ -74,6 +74,11 @@ class ProgressPoster:
         self._failures = 0
         self._is_stopped = False
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether the horde may have text of this job, which cannot be taken back."""
+        return self._pending is not None or len(self._accepted) > 1
+
     def find_seconds_until_due(self, written: Written) -> float | None:
         """Seconds until ``post`` should be called, 0 for now; None when nothing is to be posted
         before more is written.

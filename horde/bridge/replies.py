@@ -1,19 +1,36 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""A backend's chat completion, read into what the horde takes."""
+"""What a backend ended a chat with, in the horde's words: its finish reason, its counts, and the
+reply as it is submitted.
+"""
 
-import uuid
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from horde_sdk.worker.chat_declaration import ChatFinishReason, ChatUsage
 
-from horde.json_text import write_document
+from horde.bridge.reasoning import clean_text
+from horde.bridge.refusals import JsonObject, UnreadableAnswer, name_safely
 
 NATIVE_FINISH_REASON_CHARACTERS = 32  # the horde refuses a longer one
-TOOL_CALL_ID_CHARACTERS = 256  # the horde's bound, in requests and replies
+MAX_TOKENS = 10_000_000  # the horde refuses a larger count
 
-REASONING_OPENING, REASONING_CLOSING = "<think>", "</think>"
+# The words of the servers that people run, without case and punctuation.
+_FINISH_REASONS = {
+    ChatFinishReason.STOP: "stop eos eostoken eot eotid endturn endofturn endofsequence endoftext"
+    " stopsequence stoptoken stopstring complete completed finish finished done",
+    ChatFinishReason.LENGTH: "length maxtokens maxlength maxnewtokens maxoutputtokens limit"
+    " maxtokensreached modellength tokenlimit contextlength contextlengthexceeded"
+    " modelcontextwindowexceeded",
+    ChatFinishReason.CONTENT_FILTER: "contentfilter contentfiltered safety sensitive recitation"
+    " blocklist prohibitedcontent spii guardrail guardrailintervened refusal",
+    ChatFinishReason.TOOL_CALLS: "toolcalls toolcall tooluse functioncall functioncalls",
+}
+_KNOWN_FINISH_REASONS = {
+    word: reason for reason, words in _FINISH_REASONS.items() for word in words.split()
+}
+_END_TOKEN = re.compile(r"[<\[|].*[>\]|]", re.DOTALL)  # such as </s> and <|im_end|>
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,14 +39,14 @@ class ChatReply:
 
     content: str | None
     reasoning: str | None
-    tool_calls: list[dict[str, Any]]
+    tool_calls: list[JsonObject]
     finish_reason: ChatFinishReason
     native_finish_reason: str | None
     usage: ChatUsage
 
-    def build_message(self) -> dict[str, Any]:
+    def build_message(self) -> JsonObject:
         """The ``message`` of the submit."""
-        message: dict[str, Any] = {"content": self.content}
+        message: JsonObject = {"content": self.content}
         if self.tool_calls:
             message["tool_calls"] = self.tool_calls
         if self.reasoning is not None:
@@ -37,144 +54,66 @@ class ChatReply:
         return message
 
 
-def parse_chat_reply(completion: Mapping[str, Any], *, opens_reasoning: bool | None) -> ChatReply:
-    """Read the only choice of an OpenAI chat completion.
-
-    ``opens_reasoning`` says whether the chat template left a reasoning block open; None when nobody
-    knows. Raises ``ValueError`` when the body is no completion.
-    """
-    choices = completion.get("choices")
-    choice = choices[0] if isinstance(choices, list) and choices else None
-    message = choice.get("message") if isinstance(choice, dict) else None
-    if not isinstance(choice, dict) or not isinstance(message, dict):
-        raise ValueError("the backend's answer has no message")
-    native = choice.get("finish_reason")
-    content, reasoning = (
-        _read_text(message.get("content")) or "",
-        _read_text(read_reasoning(message)),
-    )
-    if not reasoning:
-        content, reasoning = split_reasoning(
-            content, opens_reasoning=opens_reasoning, is_cut=is_cut_at_length(native)
-        )
-    return build_chat_reply(
-        content, reasoning, message.get("tool_calls"), native=native, usage=completion.get("usage")
-    )
-
-
 def build_chat_reply(
-    content: str, reasoning: str, tool_calls: object, *, native: object, usage: object
+    content: str,
+    reasoning: str,
+    calls: list[JsonObject],
+    *,
+    native: str | None,
+    usage: Mapping[str, Any],
 ) -> ChatReply:
-    """A reply from its text, parted already, and what else the backend said: its calls, its finish
-    reason and its counts.
+    """A reply from its text, parted already, and what else the backend said.
+
+    Raises ``UnreadableAnswer`` when the backend says that it failed, says that it called and no
+    call came, or says nothing at all.
     """
-    calls = _parse_tool_calls(tool_calls)
+    reason = parse_finish_reason(native)
+    if reason is ChatFinishReason.TOOL_CALLS and not calls:
+        raise UnreadableAnswer("calls were announced and none came")
+    if native is None and not (content or reasoning or calls):
+        raise UnreadableAnswer("neither text nor calls nor a finish reason came")
+    if calls and reason is ChatFinishReason.STOP:
+        reason = ChatFinishReason.TOOL_CALLS  # clients go on by this word
     return ChatReply(
         content=(content or None) if calls else content,
         reasoning=reasoning or None,
         tool_calls=calls,
-        finish_reason=_parse_finish_reason(native, has_calls=bool(calls)),
-        native_finish_reason=native[:NATIVE_FINISH_REASON_CHARACTERS]
-        if isinstance(native, str)
+        finish_reason=reason,
+        native_finish_reason=clean_text(native)[:NATIVE_FINISH_REASON_CHARACTERS]
+        if native
         else None,
         usage=_parse_usage(usage),
     )
 
 
-def read_reasoning(message: Mapping[str, Any]) -> object:
-    """The reasoning of a message or of a piece of one: ``reasoning_content``, which newer vLLMs
-    call ``reasoning``.
+def parse_finish_reason(native: str | None) -> ChatFinishReason:
+    """The horde's word for a backend's; a stop when it sent none, or the name of an end token.
+
+    Raises ``UnreadableAnswer`` for any other, such as ``error`` or ``abort``: whether the reply is
+    whole then is not known.
     """
-    return message.get("reasoning_content") or message.get("reasoning")
+    known = _KNOWN_FINISH_REASONS.get(re.sub(r"[^a-z]", "", (native or "stop").lower()))
+    if known is not None:
+        return known
+    if native is not None and _END_TOKEN.fullmatch(native):
+        return ChatFinishReason.STOP
+    raise UnreadableAnswer(f"the finish reason is {name_safely(native)}")
 
 
-def is_cut_at_length(native: object) -> bool:
+def is_cut_at_length(native: str | None) -> bool:
     """Whether a backend's finish reason says that the reply reached its length."""
-    return bool(native == ChatFinishReason.LENGTH.value)
+    try:
+        return parse_finish_reason(native) is ChatFinishReason.LENGTH
+    except UnreadableAnswer:
+        return False
 
 
-def split_reasoning(content: str, *, opens_reasoning: bool | None, is_cut: bool) -> tuple[str, str]:
-    """Part a reply into the answer and the reasoning its backend left inside.
-
-    The block counts only at the start, so an answer that talks about the tags is left alone. A
-    block that never ends is reasoning to the end. When the template opened the block, the reply
-    shows only its end, or nothing of it if it was cut before. When nobody knows what the template
-    did, a lone closing tag is taken as the end of such a block.
-    """
-    text = content.lstrip()
-    if text.startswith(REASONING_OPENING):
-        reasoning, _, answer = text.removeprefix(REASONING_OPENING).partition(REASONING_CLOSING)
-        return answer.lstrip(), reasoning.strip()
-    if opens_reasoning is False:
-        return content, ""
-    reasoning, closing, answer = content.partition(REASONING_CLOSING)
-    if closing and REASONING_OPENING not in reasoning:
-        return answer.lstrip(), reasoning.strip()
-    return ("", content.strip()) if opens_reasoning and is_cut else (content, "")
-
-
-def clean_text(text: str) -> str:
-    """Replace lone surrogates: a backend that cuts inside a character escapes half of it, which no
-    UTF-8 body can carry.
-    """
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
-def build_tool_call(name: str, arguments: str, call_id: str | None = None) -> dict[str, Any]:
-    """A call in OpenAI's shape, with an id of its own unless one is given."""
-    return {
-        "id": call_id or f"call_{uuid.uuid4().hex}",
-        "type": "function",
-        "function": {"name": name, "arguments": clean_text(arguments)},
-    }
-
-
-def _parse_tool_calls(calls: object) -> list[dict[str, Any]]:
-    """The calls with arguments as a string and ids that differ; models that write their own ids
-    repeat them.
-    """
-    parsed: list[dict[str, Any]] = []
-    seen: set[str] = set()
-    for call in calls if isinstance(calls, list) else []:
-        function = call.get("function") if isinstance(call, dict) else None
-        if not isinstance(function, dict):
-            continue
-        arguments = function.get("arguments")
-        if not isinstance(arguments, str):
-            arguments = write_document({} if arguments is None else arguments)
-        call_id = call.get("id")
-        is_usable = (
-            isinstance(call_id, str)
-            and 0 < len(call_id) <= TOOL_CALL_ID_CHARACTERS
-            and call_id not in seen
-        )
-        parsed.append(
-            build_tool_call(str(function.get("name")), arguments, call_id if is_usable else None)
-        )
-        seen.add(parsed[-1]["id"])
-    return parsed
-
-
-def _parse_finish_reason(native: object, *, has_calls: bool) -> ChatFinishReason:
-    """The horde's word for it; what is unknown, such as the name of an end token, is a stop."""
-    if native in (ChatFinishReason.LENGTH.value, ChatFinishReason.CONTENT_FILTER.value):
-        return ChatFinishReason(str(native))
-    if has_calls and native in (ChatFinishReason.TOOL_CALLS.value, "function_call"):
-        return ChatFinishReason.TOOL_CALLS
-    return ChatFinishReason.STOP
-
-
-def _read_text(value: object) -> str | None:
-    return clean_text(value) if isinstance(value, str) else None
-
-
-def _parse_usage(usage: object) -> ChatUsage:
+def _parse_usage(usage: Mapping[str, Any]) -> ChatUsage:
     """The counts the backend reported; what is absent or no count stays absent."""
-    counts = usage if isinstance(usage, dict) else {}
-    details = counts.get("completion_tokens_details")
+    details = usage.get("completion_tokens_details")
     return ChatUsage(
-        prompt_tokens=_read_count(counts.get("prompt_tokens")),
-        completion_tokens=_read_count(counts.get("completion_tokens")),
+        prompt_tokens=_read_count(usage.get("prompt_tokens")),
+        completion_tokens=_read_count(usage.get("completion_tokens")),
         reasoning_tokens=_read_count(details.get("reasoning_tokens"))
         if isinstance(details, dict)
         else None,
@@ -182,4 +121,7 @@ def _parse_usage(usage: object) -> ChatUsage:
 
 
 def _read_count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_TOKENS
+    return int(str(value)) if is_count else None

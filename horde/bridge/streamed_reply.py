@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""A reply that grows while its backend streams it.
+"""A reply that grows while its backend writes it.
 
 What is read from it at any time is the start of what it ends with: the horde relays the text to a
 reader before the reply is submitted, and the two must not differ. So whatever could still turn out
@@ -8,245 +8,132 @@ piece.
 """
 
 from collections.abc import Mapping
-from enum import Enum
 from typing import Any
 
-from horde.bridge.replies import (
-    REASONING_CLOSING,
-    REASONING_OPENING,
-    ChatReply,
-    build_chat_reply,
-    clean_text,
-    is_cut_at_length,
-    read_reasoning,
-    split_reasoning,
-)
+from horde.bridge.chunks import ChunkReader
+from horde.bridge.reasoning import ReasoningSplitter, SurrogateJoiner
+from horde.bridge.refusals import JsonObject
+from horde.bridge.replies import ChatReply, build_chat_reply, is_cut_at_length
+from horde.bridge.tool_calls import CallCollector
 
-_HIGH_SURROGATES = ("\ud800", "\udbff")  # first and last
+# How much has to repeat: while more may follow, at the end, and for a piece that adds nothing.
+_SURE_PIECES, _SURE_CHARACTERS = 3, 8
+_LIKELY_CHARACTERS = 4
+_EQUAL_CHARACTERS = 16
 
 
-class SurrogateJoiner:
-    """Puts characters together that a backend escaped in two halves, one a piece."""
+class TextJoiner:
+    """Joins pieces of text, also of a backend that repeats all of the text with each piece.
 
-    def __init__(self) -> None:
-        self._held = ""
-
-    def add(self, piece: str) -> str:
-        """The text that is complete with this piece."""
-        text, self._held = self._held + piece, ""
-        if text and _HIGH_SURROGATES[0] <= text[-1] <= _HIGH_SURROGATES[1]:
-            text, self._held = text[:-1], text[-1]
-        return clean_text(text)
-
-    def finish(self) -> str:
-        """What stands for a half whose other half never came."""
-        text, self._held = self._held, ""
-        return clean_text(text)
-
-
-class _Place(Enum):
-    """Where in a reply a splitter is."""
-
-    START = "start"
-    HELD = "held"  # inside what may be reasoning; only the closing tag or the end tells
-    REASONING = "reasoning"
-    ANSWER_START = "answer start"
-    ANSWER = "answer"
-
-
-class ReasoningSplitter:
-    """Parts a growing reply into answer and reasoning as ``split_reasoning`` parts a whole one.
-
-    With one difference: when nobody knows what the template did (``opens_reasoning`` None), a lone
-    closing tag comes too late to call the text before it reasoning, so it stays a part of the
-    answer.
+    Whether it does shows when pieces begin with all that came before, one after the other. Until
+    that is certain nothing is let out, which takes a piece or two and hardly ever happens.
     """
 
-    def __init__(self, *, opens_reasoning: bool | None) -> None:
-        self._opens_reasoning = opens_reasoning
-        self._place = _Place.START
-        self._held = ""
-        self._has_reasoned = False
+    def __init__(self) -> None:
+        self._text = ""
+        self._repeating: list[str] = []
+        self._repeats = False
 
-    def add(self, piece: str) -> tuple[str, str]:
-        """The answer and the reasoning that are certain with this piece."""
-        self._held += piece
-        if self._place is _Place.START:
-            self._find_start()
-        if self._place is _Place.START:
-            return "", ""
-        if self._place is _Place.HELD:
-            return self._leave_held()
-        if self._place is _Place.REASONING:
-            return self._read_reasoning()
-        return self._read_answer(), ""
+    def add(self, piece: str, *, is_whole: bool = False) -> str:
+        """The text that is certain with this piece. ``is_whole`` when it is all of the text."""
+        if is_whole or self._repeats:
+            rest = piece.removeprefix(self._text) if piece.startswith(self._text) else ""
+            return self._let_out(rest)
+        before = self._repeating[-1] if self._repeating else self._text
+        grows = len(piece) > len(before) or len(before) >= _EQUAL_CHARACTERS
+        if before and grows and piece.startswith(before):
+            self._repeating.append(piece)
+            is_sure = len(self._repeating) >= _SURE_PIECES and len(before) >= _SURE_CHARACTERS
+            return self._decide(repeats=True) if is_sure else ""
+        return self._decide(repeats=False) + self._let_out(piece)
 
-    def take_as_answer(self) -> str:
-        """Stop parting: the backend does it by itself, so all that was held back and all that
-        follows is the answer.
-        """
-        text, self._held, self._place = self._held, "", _Place.ANSWER
+    def finish(self) -> str:
+        """What was held back, once nothing follows."""
+        pieces = self._repeating
+        is_likely = bool(pieces) and (len(pieces) > 1 or len(self._text) >= _LIKELY_CHARACTERS)
+        return self._decide(repeats=is_likely)
+
+    def _decide(self, *, repeats: bool) -> str:
+        pieces, self._repeating = self._repeating, []
+        self._repeats = repeats
+        if not pieces:
+            return ""
+        rest = pieces[-1].removeprefix(self._text) if repeats else "".join(pieces)
+        return self._let_out(rest)
+
+    def _let_out(self, text: str) -> str:
+        self._text += text
         return text
-
-    def finish(self, *, is_cut: bool) -> tuple[str, str]:
-        """The rest of both, once nothing follows."""
-        text, self._held = self._held, ""
-        if self._place in (_Place.START, _Place.HELD):
-            return split_reasoning(text, opens_reasoning=bool(self._opens_reasoning), is_cut=is_cut)
-        if self._place is _Place.REASONING:
-            return "", text.rstrip() if self._has_reasoned else text.strip()
-        return (text, "") if self._place is _Place.ANSWER else ("", "")
-
-    def _find_start(self) -> None:
-        text = self._held.lstrip()
-        if text.startswith(REASONING_OPENING):
-            self._place, self._held = _Place.REASONING, text.removeprefix(REASONING_OPENING)
-        elif not REASONING_OPENING.startswith(text):
-            self._place = _Place.HELD if self._opens_reasoning else _Place.ANSWER
-
-    def _leave_held(self) -> tuple[str, str]:
-        """Once a block closes that the template opened, what was held is reasoning."""
-        reasoning, closing, rest = self._held.partition(REASONING_CLOSING)
-        if not closing or REASONING_OPENING in reasoning:
-            return "", ""
-        self._place, self._held = _Place.ANSWER_START, rest
-        return self._read_answer(), reasoning.strip()
-
-    def _read_reasoning(self) -> tuple[str, str]:
-        reasoning, closing, rest = self._held.partition(REASONING_CLOSING)
-        if closing:
-            self._place, self._held = _Place.ANSWER_START, rest
-            return (
-                self._read_answer(),
-                reasoning.rstrip() if self._has_reasoned else reasoning.strip(),
-            )
-        # White space and the start of a closing tag may be the end of the block, which is stripped.
-        certain = reasoning[
-            : len(reasoning) - _count_tag_start(reasoning, REASONING_CLOSING)
-        ].rstrip()
-        self._held = reasoning[len(certain) :]
-        if not self._has_reasoned:
-            certain = certain.lstrip()
-            self._has_reasoned = bool(certain)
-        return "", certain
-
-    def _read_answer(self) -> str:
-        if self._place is _Place.ANSWER_START:
-            self._held = self._held.lstrip()
-            if self._held:
-                self._place = _Place.ANSWER
-        text, self._held = self._held, ""
-        return text
-
-
-def _count_tag_start(text: str, tag: str) -> int:
-    """How many characters at the end of the text may be the start of the tag."""
-    return next(
-        (size for size in range(min(len(tag) - 1, len(text)), 0, -1) if text.endswith(tag[:size])),
-        0,
-    )
 
 
 class StreamedReply:
-    """The chunks of one OpenAI chat stream, put together. Not for several threads at once.
+    """The chunks of one chat completion, put together. Not for several threads at once.
 
     ``content`` and ``reasoning`` only ever grow. Calls are shown by ``build`` alone: half a call is
-    of no use to anybody.
+    of no use to anybody. ``is_read_along`` is false when nobody reads before the end.
     """
 
-    def __init__(self, *, opens_reasoning: bool | None) -> None:
+    def __init__(
+        self,
+        *,
+        opens_reasoning: bool | None,
+        is_read_along: bool = True,
+        offered: frozenset[str] = frozenset(),
+    ) -> None:
         self.content, self.reasoning = "", ""
         self.token_count = 0
         """Pieces of text so far; a backend sends one a token, or nearly."""
-        self.has_finish_reason = False
-        self._native: object = None
-        self._usage: object = None
-        self._calls = _CallCollector()
-        self._splitter = ReasoningSplitter(opens_reasoning=opens_reasoning)
-        self._content_joiner, self._reasoning_joiner = SurrogateJoiner(), SurrogateJoiner()
+        self._native: str | None = None
+        self._usage: JsonObject = {}
+        self._reader, self._calls = ChunkReader(), CallCollector(offered)
+        self._splitter = ReasoningSplitter(
+            opens_reasoning=opens_reasoning, waits_for_end=not is_read_along
+        )
+        self._content, self._reasoning = TextJoiner(), TextJoiner()
+        self._content_halves, self._reasoning_halves = SurrogateJoiner(), SurrogateJoiner()
+
+    @property
+    def has_finish_reason(self) -> bool:
+        """Whether the backend said why it stopped."""
+        return self._native is not None
 
     def add_chunk(self, chunk: Mapping[str, Any]) -> None:
-        """Take a chunk; what is not known is passed over."""
-        if isinstance(chunk.get("usage"), dict):
-            self._usage = chunk["usage"]
-        choices = chunk.get("choices")
-        choice = choices[0] if isinstance(choices, list) and choices else None
-        if not isinstance(choice, dict):
-            return
-        if isinstance(delta := choice.get("delta"), dict):
-            self._add_delta(delta)
-        if choice.get("finish_reason") is not None:
-            self._native, self.has_finish_reason = choice["finish_reason"], True
+        """Take a chunk. Raises ``UnreadableAnswer`` for one in an unknown form."""
+        piece = self._reader.read(chunk)
+        self._usage = piece.usage or self._usage
+        self._native = piece.finish_reason or self._native
+        if piece.reasoning:
+            self.token_count += 1
+            self.content += self._splitter.take_as_answer()
+            text = self._reasoning.add(piece.reasoning, is_whole=piece.is_whole)
+            self.reasoning += self._reasoning_halves.add(text)
+        if piece.content:
+            self.token_count += 1
+            text = self._content.add(piece.content, is_whole=piece.is_whole)
+            self._add_content(self._content_halves.add(text))
+        if piece.calls:
+            self.token_count += 1
+            if not (piece.is_whole and self._calls.has_calls):
+                self._calls.add(piece.calls)
 
     def finish(self) -> None:
         """Let out what was held back; nothing may be added after it."""
-        self.reasoning += self._reasoning_joiner.finish()
-        self._add_content(self._content_joiner.finish())
+        self.reasoning += self._reasoning_halves.add(self._reasoning.finish())
+        self.reasoning += self._reasoning_halves.finish()
+        self._add_content(self._content_halves.add(self._content.finish()))
+        self._add_content(self._content_halves.finish())
         content, reasoning = self._splitter.finish(is_cut=is_cut_at_length(self._native))
         self.content += content
         self.reasoning += reasoning
 
     def build(self) -> ChatReply:
-        """The reply, once finished."""
+        """The reply, once finished. Raises ``UnreadableAnswer``."""
+        calls = self._calls.build_calls(is_cut=is_cut_at_length(self._native))
         return build_chat_reply(
-            self.content,
-            self.reasoning,
-            self._calls.list_calls(),
-            native=self._native,
-            usage=self._usage,
+            self.content, self.reasoning, calls, native=self._native, usage=self._usage
         )
-
-    def _add_delta(self, delta: Mapping[str, Any]) -> None:
-        reasoning, content = read_reasoning(delta), delta.get("content")
-        if isinstance(reasoning, str) and reasoning:
-            self.token_count += 1
-            self.content += self._splitter.take_as_answer()
-            self.reasoning += self._reasoning_joiner.add(reasoning)
-        if isinstance(content, str) and content:
-            self.token_count += 1
-            self._add_content(self._content_joiner.add(content))
-        for call in delta.get("tool_calls") or ():
-            self._calls.add(call)
 
     def _add_content(self, text: str) -> None:
         content, reasoning = self._splitter.add(text)
         self.content += content
         self.reasoning += reasoning
-
-
-class _CallCollector:
-    """Tool calls from their pieces: by ``index``; without one, an id or a name begins the next
-    call.
-    """
-
-    def __init__(self) -> None:
-        self._calls: dict[int, dict[str, Any]] = {}
-
-    def add(self, piece: object) -> None:
-        """Take one entry of a delta's ``tool_calls``."""
-        function = piece.get("function") if isinstance(piece, dict) else None
-        if not isinstance(piece, dict) or not isinstance(function, dict):
-            return
-        call = self._calls.setdefault(
-            self._find_index(piece, function), {"function": {"arguments": ""}}
-        )
-        if piece.get("id"):
-            call["id"] = piece["id"]
-        if function.get("name"):
-            call["function"]["name"] = function["name"]
-        arguments = function.get("arguments")
-        if isinstance(arguments, str) and isinstance(call["function"]["arguments"], str):
-            call["function"]["arguments"] += arguments
-        elif arguments is not None:
-            call["function"]["arguments"] = arguments  # an object, sent whole
-
-    def list_calls(self) -> list[dict[str, Any]]:
-        """The calls in their order."""
-        return [call for _, call in sorted(self._calls.items())]
-
-    def _find_index(self, piece: Mapping[str, Any], function: Mapping[str, Any]) -> int:
-        index = piece.get("index")
-        if isinstance(index, int) and not isinstance(index, bool):
-            return index
-        last = max(self._calls, default=-1)
-        return last + 1 if last < 0 or piece.get("id") or function.get("name") else last

@@ -8,9 +8,10 @@ clock and ends the stream when nobody waits for it any more.
 import threading
 import time
 
-from horde.bridge.backend import BackendRefusal, BackendUnavailable, ChatStream
+from horde.bridge.chat_stream import ChatStream
 from horde.bridge.lease import LEASE_MARGIN_SECONDS, MIN_BACKEND_SECONDS, Lease
 from horde.bridge.progress import ProgressPoster, Written
+from horde.bridge.refusals import BackendRefusal, BackendUnavailable
 from horde.bridge.streamed_reply import StreamedReply
 
 # Between two chunks once text has come; the prompt before it may take as long as the lease.
@@ -32,17 +33,18 @@ class StreamedGeneration:
         self,
         stream: ChatStream,
         reply: StreamedReply,
-        poster: ProgressPoster,
+        poster: ProgressPoster | None,
         lease: Lease,
         *,
         posts_content: bool,
+        may_fall_silent: bool = False,
     ) -> None:
         self._stream, self._reply, self._poster, self._lease = stream, reply, poster, lease
-        self._posts_content = posts_content
+        self._posts_content, self._may_fall_silent = posts_content, may_fall_silent
         self._changed = threading.Condition()  # guards what follows, and the reply
         self._error: Exception | None = None
         self._is_complete = self._is_over = False
-        self._started = self._last_chunk = time.monotonic()
+        self._started = self._last_chunk = self._last_byte = time.monotonic()
 
     def run(self) -> StreamedReply:
         """Generate; the finished reply.
@@ -57,7 +59,8 @@ class StreamedGeneration:
         thread.start()
         try:
             while (written := self._wait_for_work()) is not None:
-                self._poster.post(written)
+                if self._poster is not None:
+                    self._poster.post(written)
         finally:
             self._stream.abort()
         with self._changed:
@@ -69,7 +72,7 @@ class StreamedGeneration:
         error: Exception | None = None
         is_complete = False
         try:
-            for chunk in self._stream.read_chunks():
+            for chunk in self._stream.read_chunks(self._note_byte):
                 with self._changed:
                     if self._is_over:
                         return
@@ -97,7 +100,7 @@ class StreamedGeneration:
                     self._is_over = True
                     raise BackendUnavailable(f"unfinished after {now - self._started:.0f} s")
                 written = self._get_written()
-                due = self._poster.find_seconds_until_due(written)
+                due = self._poster.find_seconds_until_due(written) if self._poster else None
                 if due == 0.0:
                     return written
                 self._changed.wait(
@@ -113,18 +116,21 @@ class StreamedGeneration:
                 raise BackendUnavailable("the stream could not be read")
             return None
 
+    def _note_byte(self) -> None:
+        """Any byte is a sign of life, such as a comment while the backend looks for a call."""
+        with self._changed:
+            self._last_byte = time.monotonic()
+
     def _find_end_of_patience(self) -> float:
         """When to give up on the backend: at the lease's end, or before it once the text has begun
-        and nothing follows.
+        and nothing at all follows. A backend that may fall silent has the lease.
         """
         lease_ends = max(
             self._lease.ends - LEASE_MARGIN_SECONDS, self._started + MIN_BACKEND_SECONDS
         )
-        return (
-            min(lease_ends, self._last_chunk + STALL_SECONDS)
-            if self._reply.token_count
-            else lease_ends
-        )
+        if self._may_fall_silent or not self._reply.token_count:
+            return lease_ends
+        return min(lease_ends, self._last_byte + STALL_SECONDS)
 
     def _get_written(self) -> Written:
         reply = self._reply

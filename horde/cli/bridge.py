@@ -17,14 +17,15 @@ from horde_sdk.generation_parameters.text.chat_policy import (
 )
 from horde_sdk.worker.chat_declaration import ChatImageTransport
 
+from horde.bridge.addresses import parse_address, parse_key
 from horde.bridge.backend import Backend
 from horde.bridge.config import (
     DEFAULT_BRIDGE_AGENT,
     DEFAULT_GRACE_SECONDS,
     DEFAULT_MAX_LENGTH_TOKENS,
-    UNSERVED_FEATURES,
     BridgeConfig,
     Declared,
+    TokenCounting,
 )
 from horde.bridge.horde_api import HordeApi
 from horde.bridge.inputs import InputFetcher
@@ -38,9 +39,7 @@ EXIT_USAGE = 2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``horde bridge``."""
-    features = ", ".join(
-        sorted(KNOWN_CHAT_DECLARATIONS - {feature.value for feature in UNSERVED_FEATURES})
-    )
+    features = ", ".join(sorted(KNOWN_CHAT_DECLARATIONS))
     parser.epilog = f"FEATURE is one of: {features}. See docs/how-to/serve-jobs-with-the-bridge.md."
 
     horde = parser.add_argument_group("horde")
@@ -112,6 +111,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="withhold a FEATURE from the declaration (repeatable)",
     )
     jobs.add_argument(
+        "--count-tokens",
+        type=TokenCounting,
+        choices=list(TokenCounting),
+        default=TokenCounting.BACKEND,
+        metavar="HOW",
+        help="refuse prompts that a backend would cut: by its tokeniser where it has a route for it"
+        " (backend), else by an estimate (estimate), or not (off) (%(default)s)",
+    )
+    jobs.add_argument(
         "--tools-max-temperature",
         type=float,
         metavar="F",
@@ -156,15 +164,21 @@ def parse_declared(value: str) -> Declared:
     return declared
 
 
-def build_config(args: argparse.Namespace, api_key: str, backend_key: str | None) -> BridgeConfig:
-    """Turn parsed arguments into a configuration. Raises ``ValueError`` with a sentence for the
-    operator.
+def build_config(
+    args: argparse.Namespace, api_key: str | None, backend_key: str | None
+) -> BridgeConfig:
+    """Turn parsed arguments and the keys into a configuration.
+
+    Raises ``ValueError`` with a sentence for the operator.
     """
+    api_key = parse_key(api_key, f"--key or {KEY_VARIABLE}")
+    if api_key is None:
+        raise ValueError(f"an API key is needed: --key or {KEY_VARIABLE}.")
     return BridgeConfig(
-        api_url=args.api.rstrip("/"),
+        api_url=parse_address(args.api, "--api", "/v2"),
         api_key=api_key,
-        backend_url=args.backend.rstrip("/"),
-        backend_key=backend_key,
+        backend_url=parse_address(args.backend, "--backend", "/chat/completions", "/models"),
+        backend_key=parse_key(backend_key, f"--backend-key or {BACKEND_KEY_VARIABLE}"),
         worker_name=args.name,
         model=args.model,
         backend_model=args.backend_model,
@@ -175,6 +189,7 @@ def build_config(args: argparse.Namespace, api_key: str, backend_key: str | None
         serves_text=not args.no_text,
         supports=frozenset(args.supports),
         exclude=frozenset(args.exclude),
+        token_counting=args.count_tokens,
         tools_max_temperature=args.tools_max_temperature,
         image_transports=frozenset(args.image_transport or ChatImageTransport),
         bridge_agent=args.bridge_agent,
@@ -188,13 +203,11 @@ def run(args: argparse.Namespace) -> int:
     """
     log_format = args.log_format or ("text" if sys.stderr.isatty() else "json")
     configure_logging(args.log_level, json=log_format == "json")
-    api_key = args.key or os.environ.get(KEY_VARIABLE)
-    if not api_key:
-        print(f"horde bridge: an API key is needed: --key or {KEY_VARIABLE}.", file=sys.stderr)
-        return EXIT_USAGE
     try:
         config = build_config(
-            args, api_key, args.backend_key or os.environ.get(BACKEND_KEY_VARIABLE)
+            args,
+            args.key or os.environ.get(KEY_VARIABLE),
+            args.backend_key or os.environ.get(BACKEND_KEY_VARIABLE),
         )
     except ValueError as error:
         print(f"horde bridge: {error}", file=sys.stderr)

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from horde.bridge.loop import EXIT_REFUSED
+from horde.bridge.popping import EXIT_REFUSED
 
 KEY = "a-key-of-the-owner"
 WAIT_SECONDS = 180  # on a busy machine
@@ -74,6 +74,13 @@ class ScriptedHorde(ThreadingHTTPServer):
         self.pops: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.submits: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.refuses_replies = False
+
+    def list_pops(self) -> list[dict[str, Any]]:
+        """What was popped with since the last look."""
+        pops = []
+        while not self.pops.empty():
+            pops.append(self.pops.get())
+        return pops
 
     def ask(self, **payload: Any) -> dict[str, Any]:
         """Hand out one chat job and return what is submitted for it."""
@@ -194,6 +201,7 @@ def test_it_declares_what_llama_cpp_does(bridge: ScriptedHorde) -> None:
         "structured_output_enforced",
         "tool_choice_enforced",
         "tools",
+        "tools_with_response_format",
     ]
     assert pop["chat_limits"] == {"max_context_length": 4096, "max_length": 1024}
     assert pop["bridge_agent"].startswith("Horde Bridge:")
@@ -247,6 +255,23 @@ def test_a_forced_tool_is_called(bridge: ScriptedHorde) -> None:
     assert call["function"]["name"] == "lookup_weather"
     assert json.loads(call["function"]["arguments"])["city"] in ("Oslo", "Bergen")
     assert (reply["message"]["content"], reply["finish_reason"]) == (None, "tool_calls")
+
+
+def test_tools_beside_a_strict_format_bring_a_call_or_an_answer_in_the_format(
+    bridge: ScriptedHorde,
+) -> None:
+    shape = {
+        "type": "json_schema",
+        "json_schema": {"name": "colour", "strict": True, "schema": COLOUR},
+    }
+    for seed in range(4):
+        message = bridge.ask(tools=TOOLS, response_format=shape, seed=seed)["message"]
+        if message["content"] is None:
+            (call,) = message["tool_calls"]
+            assert json.loads(call["function"]["arguments"])["city"] in ("Oslo", "Bergen")
+        else:
+            assert "tool_calls" not in message
+            Draft202012Validator(COLOUR).validate(json.loads(message["content"]))
 
 
 def test_offered_tools_and_their_turns_are_rendered(bridge: ScriptedHorde) -> None:
@@ -330,6 +355,7 @@ def test_a_signal_ends_it_with_0_and_its_log_keeps_the_secrets(
         _, log = process.communicate(timeout=WAIT_SECONDS)
     assert process.returncode == 0
     events = [json.loads(line) for line in log.splitlines()]
+    assert horde.list_pops()[-1]["leaving"] is True
     assert {"horde.bridge.serving", "horde.bridge.job_done", "horde.bridge.stopped"} <= {
         event["event"] for event in events
     }
@@ -344,6 +370,25 @@ def test_a_wrong_key_ends_it_with_1(horde: ScriptedHorde, tiny_backend: str) -> 
     assert process.returncode == EXIT_REFUSED
     assert "InvalidAPIKey" in log
     assert "wrong-key" not in log
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--api", "ftp://h.test/api"], "--api is an address"),
+        (["--backend", "http://"], "--backend is an address"),
+        (["--max-length", "0"], "max-length"),
+        (["--key", "two words"], "--key"),
+    ],
+)
+def test_wrong_options_are_one_sentence_and_end_it_with_2(
+    horde: ScriptedHorde, options: list[str], words: str
+) -> None:
+    with start_bridge(horde, "http://127.0.0.1:1", *options) as process:
+        _, log = process.communicate(timeout=WAIT_SECONDS)
+    assert process.returncode == 2
+    assert words in log
+    assert len(log.splitlines()) == 1
 
 
 def test_it_waits_for_a_backend_that_is_not_there_yet(horde: ScriptedHorde) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from horde_sdk.generation_parameters.text.chat_policy import ChatFeature
 
-from horde.bridge import loop, progress, streaming
+from horde.bridge import pace, progress, streaming
 from horde.bridge.backend import Backend
 from horde.bridge.config import BridgeConfig
 from horde.bridge.horde_api import HordeApi
@@ -46,8 +46,8 @@ TOOLS = [{"type": "function", "function": {"name": "now", "parameters": NO_PARAM
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "IDLE_STEPS", ((0, 0.01),))
-    monkeypatch.setattr(loop, "FIRST_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(pace, "IDLE_STEPS", ((0, 0.01),))
+    monkeypatch.setattr(pace, "FIRST_RETRY_SECONDS", 0.01)
     monkeypatch.setattr(progress, "POST_SECONDS", 0.1)
     monkeypatch.setattr(progress, "RETRY_SECONDS", (0.02, 0.05))
 
@@ -417,12 +417,29 @@ def test_a_refusal_before_the_stream_has_its_reason(horde: StreamingHorde) -> No
         assert horde.wait_for_submit()["fault_reason"] == "prompt_overflow"
 
 
-def test_a_stalled_backend_is_left_although_it_sends_comments(
+def test_a_backend_that_sends_comments_is_alive(
     horde: StreamingHorde, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(streaming, "STALL_SECONDS", 1.0)
+    pings = [step for _ in range(60) for step in (b": ping\n\n", 0.05)]
+    reply = serve(horde, [chunk(content="Blue"), *pings, END])
+    assert reply["message"]["content"] == "Blue"
+
+
+def test_a_backend_that_looks_for_a_call_may_be_silent_as_long_as_the_lease_lasts(
+    horde: StreamingHorde, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streaming, "STALL_SECONDS", 0.3)
+    call = chunk("tool_calls", tool_calls=[{**NOW, "function": {"name": "now"}}])
+    steps = [chunk(content="Let me see."), 1.5, call, DONE]
+    with serving(horde, steps, supports=frozenset({ChatFeature.TOOLS})):
+        horde.hand_out(tools=TOOLS)
+        assert horde.wait_for_submit()["message"]["tool_calls"][0]["function"]["name"] == "now"
+
+
+def test_a_stalled_backend_is_left(horde: StreamingHorde, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streaming, "STALL_SECONDS", 0.5)
-    pings = [step for _ in range(200) for step in (b": ping\n\n", 0.05)]
-    with serving(horde, [chunk(content="Blue"), *pings]) as backend:
+    with serving(horde, [chunk(content="Blue"), threading.Event()]) as backend:
         horde.hand_out()
         assert horde.wait_for_submit()["fault_reason"] == "generation_error"
         assert backend.was_hung_up.wait(WAIT_SECONDS)

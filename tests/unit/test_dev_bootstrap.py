@@ -3,6 +3,7 @@
 would.
 """
 
+import argparse
 import ast
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from devtools import bootstrap, command_line
+from horde.cli import bridge
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RUN_BY_OLD_PYTHONS = (
@@ -131,6 +133,27 @@ def test_the_refusal_says_what_was_tried_and_what_to_do() -> None:
 )
 def test_the_model_is_fetched_only_for_a_run_that_serves_it(words: list[str], needed: bool) -> None:
     assert command_line.needs_demo_model(command_line.parse(words)) is needed
+
+
+def test_a_run_with_a_backend_takes_the_options_that_its_worker_needs() -> None:
+    words = ["--max-context-length=8192", "--supports=tools", "--supports=seed", "--no-text"]
+    parsed = command_line.parse(["run", "--backend", "http://127.0.0.1:8080", *words])
+    assert command_line.list_worker_words(parsed) == words
+    assert command_line.list_worker_words(command_line.parse(["run"])) == []
+
+
+def test_the_options_of_the_bridge_that_are_about_its_backend_are_those_of_a_run() -> None:
+    bridge_parser = argparse.ArgumentParser(add_help=False)
+    bridge.add_arguments(bridge_parser)
+    known = {option for action in bridge_parser._actions for option in action.option_strings}
+    given_by_the_run = {"--api", "--key", "--name", "--backend", "--backend-key", "--bridge-agent"}
+    about_the_process = {"--grace-seconds", "--log-level", "--log-format"}
+    handed_on = {
+        *command_line.WORKER_OPTIONS,
+        *command_line.WORKER_LISTS,
+        *command_line.WORKER_FLAGS,
+    }
+    assert known == handed_on | given_by_the_run | about_the_process
 
 
 def test_options_after_test_belong_to_pytest() -> None:

@@ -12,8 +12,9 @@ from horde.bridge.backend import Backend
 from horde.bridge.config import BridgeConfig
 from horde.bridge.horde_api import HordeApi
 from horde.bridge.inputs import InputFetcher
-from horde.bridge.jobs import Connections, Job, parse_job
-from horde.bridge.probe import ServingPlan, build_serving_plan
+from horde.bridge.job import Connections, Job, parse_job
+from horde.bridge.plan import ServingPlan
+from horde.bridge.probe import build_serving_plan
 from horde.bridge.progress import PostProgress
 
 API_URL, BACKEND_URL, KEY, MODEL = (

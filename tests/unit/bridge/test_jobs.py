@@ -7,8 +7,9 @@ import httpx
 import pytest
 from horde_sdk.generation_parameters.text.chat_policy import ChatFeature, ChatGuarantee
 
-from horde.bridge.backend import BackendUnavailable
-from horde.bridge.jobs import JobFault, parse_job, serve_job
+from horde.bridge.job import JobFault, parse_job
+from horde.bridge.jobs import serve_job
+from horde.bridge.refusals import BackendUnavailable
 from tests.unit.bridge.scripted import (
     TOOLS,
     Script,
@@ -182,7 +183,6 @@ def test_a_lost_backend_is_not_a_fault_of_the_job() -> None:
             },
             "vision",
         ),
-        ({"tools": TOOLS, "response_format": LOOSE}, "tools_with_response_format"),
         ({"reasoning_effort": "low"}, "reasoning_effort"),
         ({"tools": TOOLS, "temperature": 1.5}, "tools_max_temperature"),
         ({"tool_choice": "sometimes", "tools": TOOLS}, "unreadable"),

@@ -8,8 +8,10 @@ from typing import Any
 import httpx
 import pytest
 
-from horde.bridge import loop
-from horde.bridge.loop import Bridge, RunningJob, compute_idle_seconds, compute_retry_seconds
+from horde.bridge import pace, popping
+from horde.bridge.loop import Bridge
+from horde.bridge.pace import compute_idle_seconds, compute_retry_seconds
+from horde.bridge.submitting import RunningJob
 from tests.unit.bridge.scripted import (
     KEY,
     NO_JOB,
@@ -32,9 +34,9 @@ REWARD = {"reward": 3.5}
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "IDLE_STEPS", ((0, 0.01),))
-    monkeypatch.setattr(loop, "FIRST_RETRY_SECONDS", 0.01)
-    monkeypatch.setattr(loop, "MAINTENANCE_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(pace, "IDLE_STEPS", ((0, 0.01),))
+    monkeypatch.setattr(pace, "FIRST_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(popping, "MAINTENANCE_PAUSE_SECONDS", 0.01)
 
 
 def horde_script(*pops: Any, submits: Any = None) -> Script:
@@ -141,10 +143,16 @@ def test_failed_pops_are_tried_again() -> None:
     pops = [
         httpx.ConnectError("refused"),
         answer({}, 502),
-        httpx.Response(200, text="<html>"),
         answer({"rc": "WorkerMaintenance"}, 403),
     ]
     horde = horde_script(*pops, answer(chat_answer()))
+    assert run_until(submitted(horde), horde) == 0
+
+
+def test_a_page_in_place_of_an_answer_is_waited_out_once_the_horde_was_there() -> None:
+    horde = horde_script(
+        answer(NO_JOB), httpx.Response(200, text="<html>"), answer({}, 404), answer(chat_answer())
+    )
     assert run_until(submitted(horde), horde) == 0
 
 
@@ -158,6 +166,18 @@ def test_a_worker_that_was_let_in_waits_out_the_same_refusal() -> None:
         answer(NO_JOB), answer({"rc": "WrongCredentials"}, 403), answer(chat_answer())
     )
     assert run_until(submitted(horde), horde) == 0
+
+
+@pytest.mark.parametrize("seconds_until_model", [2])
+def test_a_backend_that_lists_a_model_before_it_has_one_is_waited_for(
+    seconds_until_model: int,
+) -> None:
+    loading = answer({"error": {"message": "Loading model"}}, 503)
+    backend = llama_script()
+    backend.answers["/props"] = [loading] * seconds_until_model + [backend.answers["/props"]]
+    horde = horde_script(answer(chat_answer()))
+    assert run_until(submitted(horde), horde, backend) == 0
+    assert horde.bodies(POP)[0]["max_context_length"] == 2048
 
 
 def test_a_backend_without_a_known_context_ends_the_bridge() -> None:
@@ -206,7 +226,44 @@ def test_a_stop_lets_a_running_job_finish() -> None:
         return started.is_set()
 
     assert run_until(stop_soon, horde, llama_script(chat=chat)) == 0
-    assert [body["message"]["content"] for body in horde.bodies(SUBMIT)] == ["late"]
+    finished, *_ = horde.bodies(SUBMIT)
+    assert finished["message"]["content"] == "late"
+
+
+def test_a_worker_that_is_stopped_takes_itself_offline_after_its_last_job() -> None:
+    horde = horde_script(answer(chat_answer()))
+    assert run_until(submitted(horde), horde) == 0
+    *before, last = horde.bodies(POP)
+    assert last == {**before[-1], "leaving": True}
+    assert not any("leaving" in body for body in before)
+    assert horde.requests[-1][0] == POP
+
+
+def test_a_job_handed_out_to_a_worker_that_leaves_is_given_back() -> None:
+    def pop(body: dict[str, Any]) -> httpx.Response:
+        return answer(chat_answer() if body.get("leaving") else NO_JOB)
+
+    horde = Script({POP: pop, SUBMIT: answer(REWARD)})
+    assert run_until(lambda: bool(horde.bodies(POP)), horde) == 0
+    assert horde.bodies(SUBMIT) == [{"id": "job-1", "state": "faulted", "model_id": "tiny"}]
+
+
+@pytest.mark.parametrize("goodbye", [httpx.ConnectError("gone"), answer({}, 503), answer({}, 404)])
+def test_a_horde_that_is_away_does_not_keep_a_worker_from_leaving(goodbye: Any) -> None:
+    def pop(body: dict[str, Any]) -> httpx.Response:
+        if body.get("leaving") and isinstance(goodbye, Exception):
+            raise goodbye
+        return goodbye if body.get("leaving") else answer(NO_JOB)
+
+    horde = Script({POP: pop})
+    assert run_until(lambda: bool(horde.bodies(POP)), horde) == 0
+    assert horde.bodies(POP)[-1]["leaving"] is True
+
+
+def test_a_worker_that_was_never_let_in_has_nothing_to_leave() -> None:
+    horde = Script({POP: answer({"rc": "InvalidAPIKey"}, 401)})
+    run_until(lambda: False, horde)
+    assert not any("leaving" in body for body in horde.bodies(POP))
 
 
 def test_a_job_that_outlasts_the_grace_period_is_given_back_once() -> None:

@@ -18,7 +18,12 @@ from tests.unit.bridge.scripted import (
 
 LLAMA_FEATURES = {"seed", "presence_penalty", "frequency_penalty", "json_object", "json_schema"}
 GUARANTEES = {"structured_output_enforced", "prompt_overflow_refused"}
-TOOL_FEATURES = {"tools", "tool_choice_enforced", "single_tool_call_enforced"}
+TOOL_FEATURES = {
+    "tools",
+    "tool_choice_enforced",
+    "single_tool_call_enforced",
+    "tools_with_response_format",
+}
 
 
 def declared(plan: Any) -> set[str]:
@@ -73,12 +78,12 @@ def test_vllm_declares_no_tools_unless_its_operator_says_so() -> None:
     )
     assert declared(build_plan(script)) == LLAMA_FEATURES | GUARANTEES
     plan = build_plan(script, supports=frozenset({ChatFeature.TOOLS}))
-    assert declared(plan) - LLAMA_FEATURES - GUARANTEES == {"tools"}
+    assert declared(plan) - LLAMA_FEATURES - GUARANTEES == {"tools", "single_tool_call_enforced"}
     assert plan.declaration.limits.max_context_length == 8192
 
 
 def test_an_unknown_backend_declares_nothing_but_what_its_operator_says() -> None:
-    script = Script({"/v1/models": answer({"data": [{"id": "m", "owned_by": "library"}]})})
+    script = Script({"/v1/models": answer({"data": [{"id": "m", "owned_by": "somebody"}]})})
     assert declared(build_plan(script, max_context_length=4096)) == set()
     supports = frozenset({ChatFeature.SEED, ChatGuarantee.PROMPT_OVERFLOW_REFUSED})
     assert declared(build_plan(script, max_context_length=4096, supports=supports)) == {
@@ -95,7 +100,6 @@ def test_the_operator_withholds() -> None:
     ("answers", "changes"),
     [
         ({"/v1/models": answer({"data": [{"id": "m"}]})}, {}),  # no context length
-        ({"/v1/models": answer({"data": []})}, {"max_context_length": 4096}),  # no model
         # No room for a prompt.
         ({"/v1/models": answer({"data": [{"id": "m"}]})}, {"max_context_length": 512}),
     ],
@@ -142,7 +146,7 @@ def test_a_chat_only_bridge_takes_no_text() -> None:
         {"threads": 0},
         {"max_length": 0},
         {"tools_max_temperature": -0.1},
-        {"supports": frozenset({ChatFeature.TOOLS_WITH_RESPONSE_FORMAT})},
+        {"grace_seconds": float("nan")},
         {"image_transports": frozenset({ChatImageTransport.MESSAGES_URL})},
         {"image_transports": frozenset()},
         {"bridge_agent": "no parts"},

@@ -3,7 +3,9 @@ from typing import Any
 
 import pytest
 
-from horde.bridge.replies import parse_chat_reply, split_reasoning
+from horde.bridge.reasoning import split_reasoning
+from horde.bridge.refusals import UnreadableAnswer
+from horde.bridge.streamed_reply import StreamedReply
 
 
 def parse(
@@ -12,8 +14,10 @@ def parse(
     opens_reasoning: bool | None = None,
     **rest: Any,
 ) -> Any:
-    completion = {"choices": [{"message": message, "finish_reason": finish_reason}], **rest}
-    return parse_chat_reply(completion, opens_reasoning=opens_reasoning)
+    reply = StreamedReply(opens_reasoning=opens_reasoning, is_read_along=False)
+    reply.add_chunk({"choices": [{"message": message, "finish_reason": finish_reason}], **rest})
+    reply.finish()
+    return reply.build()
 
 
 @pytest.mark.parametrize(
@@ -55,16 +59,46 @@ def test_reasoning_the_backend_parted_is_taken_as_it_is() -> None:
         ("length", True, "length"),
         ("content_filter", False, "content_filter"),
         ("tool_calls", True, "tool_calls"),
-        ("tool_calls", False, "stop"),
         ("function_call", True, "tool_calls"),
-        ("stop", True, "stop"),
+        ("stop", True, "tool_calls"),
         ("eos_token", False, "stop"),
+        ("</s>", False, "stop"),
+        ("<|im_end|>", False, "stop"),
+        ("STOP", False, "stop"),
+        ("end_turn", False, "stop"),
+        ("tool_use", True, "tool_calls"),
+        ("MAX_TOKENS", False, "length"),
+        ("model_length", False, "length"),
+        ("SAFETY", False, "content_filter"),
+        ("", False, "stop"),
+        ("null", False, "stop"),
+        ({"type": "stop", "matched": 2}, False, "stop"),
         (None, False, "stop"),
     ],
 )
 def test_finish_reasons_are_the_hordes(native: object, has_calls: bool, finish_reason: str) -> None:
     calls = [{"id": "a", "function": {"name": "f", "arguments": "{}"}}] if has_calls else None
     assert parse({"content": "x", "tool_calls": calls}, native).finish_reason == finish_reason
+
+
+@pytest.mark.parametrize(
+    ("native", "calls"),
+    [
+        ("error", []),
+        ("abort", []),
+        ("timeout", []),
+        ("insufficient_system_resource", []),
+        ("MALFORMED_FUNCTION_CALL", []),
+        ("something new", []),
+        (7, []),
+        ({"type": "abort", "message": "x"}, []),
+        ("tool_calls", []),  # announced, and none came
+        ("tool_calls", [{"function": {"name": "", "arguments": "{}"}}]),
+    ],
+)
+def test_an_end_that_is_no_success_is_unreadable(native: object, calls: Any) -> None:
+    with pytest.raises(UnreadableAnswer):
+        parse({"content": "half a re", "tool_calls": calls}, native)
 
 
 def test_a_null_content_never_becomes_the_word_none() -> None:
@@ -108,6 +142,7 @@ def test_calls_get_string_arguments_and_ids_that_differ() -> None:
             {"prompt_tokens": -1, "completion_tokens": "3", "completion_tokens_details": None},
             (None, None, None),
         ),
+        ({"prompt_tokens": 21.0, "completion_tokens": 10_000_001}, (21, None, None)),
         ({"prompt_tokens": True}, (None, None, None)),
     ],
 )
@@ -117,4 +152,4 @@ def test_only_reported_counts_are_passed_on(usage: object, counts: tuple[int | N
 
 
 def test_a_long_native_reason_is_cut() -> None:
-    assert parse({"content": "x"}, "e" * 40).native_finish_reason == "e" * 32
+    assert parse({"content": "x"}, f"<{'e' * 40}>").native_finish_reason == f"<{'e' * 31}"

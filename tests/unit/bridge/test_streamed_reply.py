@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from horde.bridge.replies import split_reasoning
-from horde.bridge.streamed_reply import ReasoningSplitter, StreamedReply, SurrogateJoiner
+from horde.bridge.reasoning import ReasoningSplitter, SurrogateJoiner, split_reasoning
+from horde.bridge.streamed_reply import StreamedReply
 
 REPLIES = [
     "Blue.",
@@ -171,7 +171,7 @@ def test_calls_without_an_index_begin_with_their_name() -> None:
     reply = read(
         chunk(tool_calls=[{"function": {"name": "now", "arguments": {"a": 1}}}]),
         chunk(tool_calls=[{"function": {"name": "then", "arguments": "{"}}]),
-        chunk(tool_calls=[{"function": {"arguments": "}"}}, "no call", {"function": None}]),
+        chunk(tool_calls=[{"function": {"arguments": "}"}}, {"function": None}]),
         chunk("tool_calls"),
     ).build()
     assert [call["function"] for call in reply.tool_calls] == [
@@ -183,7 +183,17 @@ def test_calls_without_an_index_begin_with_their_name() -> None:
 
 @pytest.mark.parametrize(
     "broken",
-    [{}, {"choices": None}, {"choices": ["x"]}, {"choices": [{"delta": None}]}, {"usage": None}],
+    [
+        {},
+        {"choices": None},
+        {"choices": []},
+        {"choices": [None]},
+        {"choices": [{"delta": None}]},
+        {"choices": [{"delta": {}}]},
+        {"choices": [{"index": 0, "delta": {"role": "assistant", "tool_calls": None}}]},
+        {"usage": None},
+        {"type": "ping"},
+    ],
 )
 def test_a_chunk_without_a_piece_is_passed_over(broken: dict[str, Any]) -> None:
     assert read(broken, chunk(content="x")).content == "x"

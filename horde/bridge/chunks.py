@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+"""One chunk of a chat completion, read into what it adds to the reply.
+
+Backends agree with OpenAI on the outline and differ inside it. What carries text in a form that is
+not known here raises ``UnreadableAnswer``: a reply without it would be another reply.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from horde.bridge.refusals import JsonObject, UnreadableAnswer, name_safely
+
+_TEXT_PARTS = frozenset({"text", "output_text", "refusal", None})
+_REASONING_PARTS = frozenset({"thinking", "reasoning", "reasoning.text", "reasoning.summary"})
+_REASONING_KEYS = ("reasoning_content", "reasoning", "thinking", "reasoning_text")
+# What a chunk without choices may hold: some servers' own form of a reply, which is not read.
+_FOREIGN_KEYS = frozenset(
+    {"content", "text", "response", "output", "generated_text", "token", "results", "candidates"}
+)
+_NO_FINISH_REASONS = (None, "", "null")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """What one chunk adds. ``is_whole`` when it is the reply so far and not a part of it."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: tuple[JsonObject, ...] = ()
+    finish_reason: str | None = None
+    usage: JsonObject | None = None
+    is_whole: bool = False
+
+
+class ChunkReader:
+    """Reads the chunks of one completion: those of its first choice, should there be several."""
+
+    def __init__(self) -> None:
+        self._index: object = None
+        self._has_choice = False
+
+    def read(self, chunk: Mapping[str, Any]) -> Piece:
+        """What a chunk adds. Raises ``UnreadableAnswer``."""
+        usage = _find_usage(chunk)
+        choice = self._find_choice(chunk)
+        if choice is None:
+            return Piece(usage=usage)
+
+        message, is_whole = _find_message(choice)
+        content, reasoning = read_text(message.get("content"))
+        if not content and isinstance(message.get("refusal"), str):
+            content = message["refusal"]
+        return Piece(
+            content=content,
+            reasoning=_read_reasoning(message) or reasoning,
+            calls=_list_calls(message),
+            finish_reason=_read_finish_reason(choice),
+            usage=usage,
+            is_whole=is_whole,
+        )
+
+    def _find_choice(self, chunk: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        choices = chunk.get("choices")
+        if choices is None:
+            if isinstance(chunk.get("message"), dict) or "delta" in chunk:
+                return chunk  # Ollama's own form
+            if foreign := sorted(key for key in _FOREIGN_KEYS if chunk.get(key)):
+                raise UnreadableAnswer(f"an answer of another kind, with {foreign[0]}")
+            return None
+        if isinstance(choices, dict):
+            choices = [choices]
+        if not isinstance(choices, list):
+            raise UnreadableAnswer(f"choices are {type(choices).__name__}")
+        for choice in choices:
+            if choice is None:
+                continue
+            if not isinstance(choice, dict):
+                raise UnreadableAnswer(f"a choice is {type(choice).__name__}")
+            if not self._has_choice:
+                self._has_choice, self._index = True, choice.get("index") or 0
+            if (choice.get("index") or 0) == self._index:
+                return choice
+        return None
+
+
+def read_text(value: object) -> tuple[str, str]:
+    """Answer and reasoning of a ``content``: a string, a part, or an array of them.
+
+    Raises ``UnreadableAnswer``.
+    """
+    if value is None:
+        return "", ""
+    if isinstance(value, str):
+        return value, ""
+    if isinstance(value, list):
+        parts = [read_text(part) for part in value]
+        return "".join(content for content, _ in parts), "".join(text for _, text in parts)
+    if not isinstance(value, dict):
+        raise UnreadableAnswer(f"content is {type(value).__name__}")
+    if not value:
+        return "", ""
+    kind = value.get("type")
+    if kind in _REASONING_PARTS:
+        return "", _read_loosely(value)
+    text = value.get("text", value.get("refusal"))
+    if isinstance(text, dict):  # of OpenAI's assistants
+        text = text.get("value")
+    if kind not in _TEXT_PARTS or not isinstance(text, str):
+        raise UnreadableAnswer(f"a part of the content is {name_safely(kind)}")
+    return text, ""
+
+
+def _find_message(choice: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
+    """The object with the text, and whether it repeats what was there before."""
+    delta, message = choice.get("delta"), choice.get("message")
+    if isinstance(delta, str):
+        delta = {"content": delta}
+    if isinstance(message, str):
+        message = {"content": message}
+    for value in (delta, message):
+        if value is not None and not isinstance(value, dict):
+            raise UnreadableAnswer(f"a message is {type(value).__name__}")
+    if delta and any(value for key, value in delta.items() if key != "role"):
+        return delta, False
+    if message:
+        return message, True
+    return {"content": choice.get("text")}, False
+
+
+def _read_reasoning(message: Mapping[str, Any]) -> str:
+    """The reasoning that a backend parted from the answer; servers that repeat it under a second
+    key are read once.
+    """
+    for key in (*_REASONING_KEYS, "reasoning_details"):
+        if text := _read_loosely(message.get(key)):
+            return text
+    return ""
+
+
+def _read_loosely(value: object) -> str:
+    """The text in a value of reasoning. What is no text is about the reasoning, not a part of it."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return "".join(_read_loosely(item) for item in value)
+    if isinstance(value, dict):
+        keys = ("text", "thinking", "reasoning", "summary", "content")
+        return next((text for key in keys if (text := _read_loosely(value.get(key)))), "")
+    return ""
+
+
+def _list_calls(message: Mapping[str, Any]) -> tuple[JsonObject, ...]:
+    calls = message.get("tool_calls") or []
+    if isinstance(calls, dict):
+        calls = [calls] if "function" in calls or "name" in calls else list(calls.values())
+    if not isinstance(calls, list) or not all(isinstance(call, dict | None) for call in calls):
+        raise UnreadableAnswer("the tool calls are no objects")
+    if not calls and isinstance(function := message.get("function_call"), dict):
+        calls = [{"index": 0, "function": function}]  # as OpenAI's first models called
+    return tuple(call for call in calls if call)
+
+
+def _read_finish_reason(choice: Mapping[str, Any]) -> str | None:
+    reason = choice.get("finish_reason")
+    if reason in _NO_FINISH_REASONS:
+        reason = choice.get("done_reason")
+    if isinstance(reason, dict):  # SGLang's own form
+        reason = reason.get("type")
+    if reason in _NO_FINISH_REASONS:
+        return None
+    if not isinstance(reason, str):
+        raise UnreadableAnswer(f"a finish reason is {type(reason).__name__}")
+    return reason
+
+
+def _find_usage(chunk: Mapping[str, Any]) -> JsonObject | None:
+    own = chunk.get("x_groq")
+    for holder in (chunk, own if isinstance(own, dict) else {}):
+        if isinstance(usage := holder.get("usage"), dict) and usage:
+            return usage
+    return None
