@@ -56,6 +56,7 @@ REMEDIES: Final[Mapping[ReturnCode, str]] = MappingProxyType(
         ReturnCode.REQUEST_NOT_FOUND: (
             "Check its id and the route. A request that has expired has to be sent again."
         ),
+        ReturnCode.NOT_REQUEST_OWNER: "Use the key that sent it, or its account's own.",
         ReturnCode.STYLE_NOT_FOUND: "Check its name, or leave 'style' out.",
         ReturnCode.WORKER_MAINTENANCE: "End the worker's maintenance to get jobs again.",
         ReturnCode.WORKER_FLAGGED_MAINTENANCE: "Ask a moderator to take the flag off.",

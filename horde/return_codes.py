@@ -45,6 +45,7 @@ class ReturnCode(StrEnum):
     TOO_MANY_EXTRA_SOURCE_IMAGES = "TooManyExtraSourceImages"
     MORE_THAN_MIN_EXTRA_SOURCE_IMAGE = "MoreThanMinExtraSourceImage"
     REQUEST_NOT_FOUND = "RequestNotFound"
+    NOT_REQUEST_OWNER = "NotRequestOwner"
     BAD_REQUEST = "BadRequest"
     STYLE_NOT_FOUND = "StyleNotFound"
     WORKER_MAINTENANCE = "WorkerMaintenance"

@@ -65,6 +65,9 @@ class RequestContent:
     worker_ids: tuple[UUID, ...] = ()
     proxied_account: str | None = None
     webhook: str | None = None
+    softprompt: str | None = None  # this and the next two are kept, and change nothing on text
+    extra_slow_workers: bool = False
+    disable_batching: bool = False
     messages: list[dict[str, Any]] | None = None
     chat_extras: dict[str, Any] | None = None
     context_adjustments: list[dict[str, Any]] | None = None
@@ -206,6 +209,9 @@ def insert_text_request(session: Session, wp_id: UUID, new: NewTextRequest, now:
             "things": facts.max_length,
             "total_usage": facts.max_length * content.n,
             "webhook": content.webhook,
+            "softprompt": content.softprompt,
+            "extra_slow_workers": content.extra_slow_workers,
+            "disable_batching": content.disable_batching,
             "client_agent": new.client_agent,
             "sharedkey_id": new.sharedkey_id,
             "proxied_account": content.proxied_account,

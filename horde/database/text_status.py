@@ -57,7 +57,11 @@ class RequestProgress:
 
     @property
     def waiting(self) -> int:
-        """Generations still to be handed out; never more than is missing."""
+        """Generations still to be handed out: never more than is missing, and none of a request that
+        has ended.
+        """
+        if self.faulted or self.is_cancelled:
+            return 0
         return max(0, min(self.n, self.jobs - self.processing - self.finished))
 
     @property
@@ -163,11 +167,7 @@ def build_text_status(
         availability = get_stored_request_availability(
             session, progress.id, validated_backends=validated_backends, now=now
         )
-    position = (
-        get_queue_snapshot(session).get_position(progress.id)
-        if progress.n > 0 and not progress.faulted
-        else 0
-    )
+    position = get_queue_snapshot(session).get_position(progress.id) if progress.waiting else 0
     status: dict[str, Any] = {"generations": generations}
     if is_chat:
         status |= _build_chat_keys(progress, availability)

@@ -170,9 +170,11 @@ def test_a_text_generation_shows_no_chat_key(horde: ChatHorde) -> None:
 def test_an_expired_request_is_not_found(horde: ChatHorde) -> None:
     horde.take_nothing()
     request_id = horde.queue()
+    assert horde.status(request_id)["waiting"] == 1
     with transaction() as session:
         session.execute(update(WaitingPrompt).values(expiry=utcnow() - timedelta(seconds=1)))
-    assert horde.get(f"/generate/chat/status/{request_id}").status_code == 404
+    answer = horde.get(f"/generate/chat/status/{request_id}")
+    assert (answer.status_code, (answer.json or {})["rc"]) == (404, "RequestNotFound")
 
 
 # --- impossible
@@ -297,6 +299,17 @@ def test_a_fault_after_the_cancel_restarts_nothing(horde: ChatHorde) -> None:
     row = find_job_row(UUID(job["id"]))
     assert row is not None
     assert row.faulted
+
+
+def test_nothing_waits_of_a_faulted_request(horde: ChatHorde) -> None:
+    """U-06."""
+    request_id, job = horde.serve()
+    for _ in range(2):
+        horde.fault(job["id"])
+        job = horde.take()
+    horde.fault(job["id"])
+    status = horde.status(request_id)
+    assert (status["faulted"], status["waiting"]) == (True, 0)
 
 
 def test_a_finished_request_stays_finished(horde: ChatHorde) -> None:

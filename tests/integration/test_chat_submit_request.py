@@ -758,8 +758,10 @@ def test_anonymous_may_ask(served: ChatHorde) -> None:
 def test_a_request_is_found_by_its_id_only_in_its_family(served: ChatHorde) -> None:
     request_id = served.queue()
     assert find_request(UUID(request_id)) is not None
+    headers = {"apikey": served.requester_key}
     for path in ("/generate/text/status/", "/generate/text/request/"):
-        assert served.get(f"{path}{request_id}").status_code == 404
+        answer = served.client.get(f"/api/v2{path}{request_id}", headers=headers)
+        assert (answer.status_code, answer.json["rc"]) == (404, "RequestNotFound")
     assert (
         served.client.delete(f"/api/v2/generate/text/status/{request_id}").json["rc"]
         == "RequestNotFound"

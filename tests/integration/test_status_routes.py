@@ -218,7 +218,7 @@ def test_a_model_is_found_by_its_exact_name(client: FlaskClient, owner: int, pat
 def test_a_model_is_found_the_moment_its_worker_comes(
     client: FlaskClient, owner: int, chat: bool
 ) -> None:
-    assert client.get(f"/api/v2/status/models/{quote(ODD_NAME)}").status_code == 404
+    assert client.get(f"/api/v2/status/models/{quote(ODD_NAME)}").json["rc"] == "ModelNotFound"
     threads.publish_models()
     if chat:
         make_chat_worker(owner, ODD_NAME)

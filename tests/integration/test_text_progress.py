@@ -364,7 +364,7 @@ def test_a_submit_ends_the_posts_and_leaves_the_stream(horde: ChatHorde, redis: 
 
 def test_a_refused_reply_leaves_the_posts_open(horde: ChatHorde) -> None:
     _, job = horde.serve(stream=True)
-    assert horde.reply(job["id"], finish_reason="eos").status_code == 400
+    assert refused(horde.reply(job["id"], finish_reason="eos")) == (400, "ChatSubmitInvalid")
     assert horde.post_progress(job["id"]).status_code == 200
 
 
@@ -620,7 +620,7 @@ def test_posts_with_a_lease_are_not_limited_and_others_are(service_urls: Service
             assert len(found) == 1
             counters.set(found[0], 58, ex=60)
             assert horde.post_progress(job["id"], 101, key="wrong").status_code == 403
-            assert horde.post_progress(str(uuid4())).status_code == 404
+            assert refused(horde.post_progress(str(uuid4()))) == (404, "ChatJobAborted")
             assert horde.post_progress(str(uuid4())).status_code == 429
             assert horde.post_progress(job["id"], 101, key="wrong").status_code == 429
             assert horde.post_progress(job["id"], 101, "x").status_code == 200

@@ -399,6 +399,25 @@ def test_a_cancel_of_a_waiting_request_ends_its_hold(horde: TextHorde, key: str)
 # Faulted
 
 
+def test_nothing_waits_of_a_faulted_request(horde: TextHorde, key: str) -> None:
+    """U-06: whether its generations were given back or not."""
+    request_id = horde.queue(params={"n": 4})
+    assert horde.status(request_id)["waiting"] == 4
+    for _ in range(3):
+        horde.fault(key, horde.take_job(key))
+    assert (get_request(request_id).n, horde.status(request_id)["waiting"]) == (4, 0)
+    change_request(request_id, n=0)
+    assert horde.status(request_id)["waiting"] == 0
+
+
+@pytest.mark.parametrize("ended", [{"faulted": True}, {"terminal_outcome": "cancelled"}])
+def test_nothing_waits_of_a_request_that_has_ended(horde: TextHorde, ended: dict[str, Any]) -> None:
+    request_id = horde.queue(params={"n": 2})
+    change_request(request_id, **ended)
+    status = horde.status(request_id)
+    assert (status["waiting"], status["queue_position"], status["wait_time"]) == (0, 0, 0)
+
+
 def test_a_faulted_request_is_done_and_keeps_its_results(horde: TextHorde, key: str) -> None:
     request_id = horde.queue(params={"n": 4})
     horde.submit(key, horde.take_job(key), "the one")
@@ -414,4 +433,4 @@ def test_a_faulted_request_is_done_and_keeps_its_results(horde: TextHorde, key: 
     assert (status["wait_time"], status["restarted"], status["finished"]) == (0, 3, 1)
     assert [generation["text"] for generation in status["generations"]] == ["the one"]
     change_request(request_id, expiry=minutes_ago(1))
-    assert horde.cancel(request_id).status_code == 404
+    assert refused(horde.cancel(request_id)) == (404, "RequestNotFound")

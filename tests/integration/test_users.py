@@ -738,7 +738,9 @@ def test_test_accounts_are_off_unless_switched_on(
     )
     application.extensions["horde.config"] = switched_off
     try:
-        assert client.post("/api/v2/dev/test-user", json={}).status_code == 404
+        answer = client.post("/api/v2/dev/test-user", json={})
+        told = "This horde makes no test accounts."
+        assert (answer.status_code, answer.json["message"]) == (404, told)
     finally:
         application.extensions["horde.config"] = config
 

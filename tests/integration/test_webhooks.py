@@ -51,7 +51,7 @@ def test_a_stored_generation_is_told_once(horde: TextHorde, sender: KeepingSende
     request_id = horde.queue(webhook=ADDRESS)
     job_id = horde.take_job(key)
     answer = horde.submit(key, job_id, "and so on", seed=7)
-    assert horde.submit(key, job_id, "and so on").status_code == 400
+    assert horde.submit(key, job_id, "and so on").json["rc"] == "DuplicateGen"
     assert answer.json is not None
     shown = horde.status(request_id)["generations"][0]
     assert [delivery.url for delivery in sender.kept] == [ADDRESS]

@@ -239,7 +239,8 @@ def test_the_list_holds_online_workers(
     assert ids(name="FIRST one", type="image") == [str(first)]
     assert "ipaddr" not in client.get("/api/v2/workers", headers=owner[1]).json[0]
     assert client.get("/api/v2/workers", headers=moderator).json[0]["ipaddr"] == "203.0.113.7"
-    assert client.get("/api/v2/workers?type=sound").status_code == 400
+    refused = client.get("/api/v2/workers?type=sound")
+    assert (refused.status_code, list(refused.json["errors"])) == (400, ["type"])
 
 
 def test_processes_show_the_published_list(
@@ -271,7 +272,8 @@ def test_an_owner_changes_a_worker(client: FlaskClient, owner: tuple[int, dict[s
         "Fast",
         True,
     )
-    assert client.get("/api/v2/workers/name/old name").status_code == 404
+    assert client.get("/api/v2/workers/name/old name").json["rc"] == "WorkerNotFound"
+    assert client.get("/api/v2/workers/name/new name").json["id"] == str(worker_id)
     assert get_worker(worker_id).maintenance_msg == "Back at noon"
     assert change(client, worker_id, owner[1], maintenance=False) == (200, {"maintenance": False})
     assert get_worker(worker_id).maintenance_msg == DEFAULT_MAINTENANCE_MESSAGE
@@ -389,7 +391,7 @@ def test_a_worker_is_deleted_when_no_job_refers_to_it(
         session.execute(text("DELETE FROM waiting_prompts WHERE id = :id"), {"id": wp_id})
     assert delete(owner[1]) == (200, {"deleted_id": str(worker_id), "deleted_name": "short lived"})
     assert delete(owner[1]) == (404, "WorkerNotFound")
-    assert client.get(f"/api/v2/workers/{worker_id}").status_code == 404
+    assert client.get(f"/api/v2/workers/{worker_id}").json["rc"] == "WorkerNotFound"
 
 
 def test_a_name_with_slashes_is_found(

@@ -116,6 +116,28 @@ def build_text_request(namespace: Namespace) -> Any:
     )
 
 
+def build_sent_text_request(namespace: Namespace) -> Any:
+    """A text request read back."""
+    return namespace.model(
+        "SentRequestKobold",
+        {
+            "prompt": fields.String(description="As sent. Absent where it was not kept."),
+            "params": fields.Raw(description="As sent, without unknown keys and nulls."),
+            "models": fields.List(fields.String),
+            "workers": fields.List(fields.String),
+            "worker_blacklist": fields.Boolean,
+            "trusted_workers": fields.Boolean,
+            "validated_backends": fields.Boolean,
+            "slow_workers": fields.Boolean,
+            "extra_slow_workers": fields.Boolean,
+            "disable_batching": fields.Boolean,
+            "softprompt": fields.String,
+            "webhook": fields.String,
+            "proxied_account": fields.String,
+        },
+    )
+
+
 def build_chat_request(namespace: Namespace) -> Any:
     """A chat request."""
     options = namespace.model(

@@ -25,6 +25,8 @@ from horde.database.text_requests import RequestContent
 from horde.exceptions import BadRequest, NotFound
 from horde.return_codes import ReturnCode
 
+MAX_SOFTPROMPT_LENGTH = 255  # what the column holds
+
 
 def check_style(text: TextRequest) -> None:
     """No style exists yet, so none is found."""
@@ -112,7 +114,7 @@ def build_content(
     """The row's content; `prompt` is as workers get it, and the lengths are those that were
     admitted.
     """
-    facts = stored.admission.facts
+    facts, soft = stored.admission.facts, text.body.softprompt
     return RequestContent(
         prompt=prompt,
         submitted_prompt=text.body.prompt,
@@ -125,6 +127,9 @@ def build_content(
         n=text.n,
         proxied_account=text.body.proxied_account,
         webhook=text.body.webhook,
+        softprompt=None if soft is None else soft[:MAX_SOFTPROMPT_LENGTH],
+        extra_slow_workers=text.body.extra_slow_workers,
+        disable_batching=text.body.disable_batching,
         worker_ids=worker_ids,
     )
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""The steps of a status and of a cancel, of text and chat alike."""
+"""The steps of a status and of a cancel, of text and chat alike, and of reading a text request back."""
 
 from typing import Any
 from uuid import UUID
@@ -11,9 +11,14 @@ from horde.apis.v2 import _chat_cancel as cancelling
 from horde.chat_progress import cancel_progress_streams
 from horde.chat_signal import ChatEvent, publish_chat_event
 from horde.clock import utcnow
+from horde.database.text_admission import UNKNOWN_KEY
 from horde.database.text_requests import cancel_text_request
+from horde.database.text_retrieval import require_sent_text_request
 from horde.database.text_status import RequestProgress, build_text_status, require_request_progress
+from horde.database.users import find_generate_caller
 from horde.db import reading, run_transaction
+from horde.exceptions import Forbidden, Unauthorized
+from horde.return_codes import ReturnCode
 
 
 def answer_status(request_id: str, *, is_chat: bool) -> dict[str, Any]:
@@ -32,6 +37,20 @@ def answer_status(request_id: str, *, is_chat: bool) -> dict[str, Any]:
         # A reply that was stored between the two statements: its price and the end of the request
         # belong to it.
         return status if len(status["generations"]) == status["finished"] else read()
+
+
+def answer_request(request_id: str, api_key: str) -> dict[str, Any]:
+    """A text request as it was sent, to whoever sent it. Raises Unauthorized, Forbidden or
+    NotFound.
+    """
+    with reading() as session:
+        caller = find_generate_caller(session, api_key)
+        if caller is None:
+            raise Unauthorized(UNKNOWN_KEY, ReturnCode.INVALID_API_KEY)
+        if caller.is_anonymous:
+            message = "Anonymous is everybody, so its requests cannot be read back."
+            raise Forbidden(message, ReturnCode.ANON_FORBIDDEN)
+        return require_sent_text_request(session, request_id, caller, utcnow()).body
 
 
 def answer_cancel(request_id: str, *, is_chat: bool) -> dict[str, Any]:

@@ -62,7 +62,7 @@ from horde.classes.kobold.worker import TextWorker
 from horde.clock import utcnow
 from horde.database.functions import TextWorkerBounds, get_highest_text_worker_limits
 from horde.database.stats import get_horde_modes
-from horde.database.text_admission import Submitter
+from horde.database.text_admission import UNKNOWN_KEY, Submitter
 from horde.database.text_functions import find_chat_operation_claim, is_chat_model_served
 from horde.database.text_jobs import JobFacts, find_job, show_fake_as_real
 from horde.database.text_requests import (
@@ -107,7 +107,6 @@ text_request, chat_request = (
 accepted, quote = shapes.build_accepted(namespace), shapes.build_quote(namespace)
 text_status, chat_status = shapes.build_text_status(namespace), shapes.build_chat_status(namespace)
 
-INVALID_KEY = "No user matching sent API Key. Have you remembered to register?"
 STORE_AWAY = (
     "The images or messages of the request could not be stored. Nothing was charged. Try again"
     " later."
@@ -427,6 +426,20 @@ class TextAsyncStatus(Resource):
         return following.answer_cancel(id, is_chat=False)
 
 
+@namespace.route("/text/request/<string:id>")
+class TextAsyncRequest(Resource):
+    """Read a text request back. Chat has no such route."""
+
+    @namespace.param("apikey", "The key that sent the request.", _in="header", required=True)
+    @namespace.response(200, "The request", shapes.build_sent_text_request(namespace))
+    @shapes.document_refusals(namespace, 400, 401, 403, 404, 429, 503)
+    @limit_status_read
+    def get(self, id: str) -> tuple[dict[str, Any], int, dict[str, str]]:  # noqa: A002
+        """The request in the shape of its submission, with the prompt as it was sent."""
+        sent = following.answer_request(id, require_api_key())
+        return sent, 200, {"Cache-Control": "private, no-store"}
+
+
 @namespace.route("/chat/status/<string:id>")
 class ChatAsyncStatus(Resource):
     """Follow or cancel a chat request."""
@@ -514,7 +527,7 @@ class TextJobPop(Resource):
         """The worker's owner; raises Unauthorized or Forbidden."""
         caller = find_caller(session, api_key)
         if caller is None:
-            raise Unauthorized(INVALID_KEY, ReturnCode.INVALID_API_KEY)
+            raise Unauthorized(UNKNOWN_KEY, ReturnCode.INVALID_API_KEY)
         popping.check_owner(caller)
         return caller
 
@@ -595,7 +608,7 @@ class TextJobSubmit(Resource):
             caller = find_caller(session, api_key)
             is_raid = get_horde_modes(session).raid
         if job is not None and caller is None:
-            raise Unauthorized(INVALID_KEY, ReturnCode.INVALID_API_KEY)
+            raise Unauthorized(UNKNOWN_KEY, ReturnCode.INVALID_API_KEY)
         return show_fake_as_real(submitting.require_job(job, caller, job_id), utcnow()), is_raid
 
     @staticmethod
