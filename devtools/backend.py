@@ -41,7 +41,9 @@ class Backend:
             "--name",
             self.name,
         ]
-        return Child("backend", command, self.log, working_directory=self.log.parent)
+        return Child(
+            "backend", command, self.log, working_directory=self.log.parent, port=self.port
+        )
 
     def is_ready(self, child: Child) -> bool:
         """Whether it says that the model is loaded."""

@@ -26,9 +26,17 @@ OLDEST = (3, 12)
 UV = "uv==0.13.9"
 PROBE_SECONDS = 15  # a cold interpreter on a slow disk; a good one answers in 0.1 s
 
-# Debian splits venv and ensurepip off, and a version manager's shim may exist for a version that is
-# not there: only an interpreter that runs this and says so is believed.
-PROBE = "import sys, venv, ensurepip; print(*sys.version_info[:3]); print(sys.executable)"
+# Debian splits ensurepip off, and a version manager's shim may exist for a version that is not
+# there: only an interpreter that runs this and says so is believed.
+PROBE = """
+import sys
+print(*sys.version_info[:3])
+print(sys.executable)
+try:
+    import venv, ensurepip
+except ImportError as error:
+    sys.exit("it lacks " + str(error.name))
+"""
 
 # The project is used from this folder, so nothing has to be built: a path file and the one command
 # are enough.
@@ -68,8 +76,12 @@ def enter_environment(demo_model: bool) -> None:
 def setup_lock() -> Iterator[None]:
     """Two commands started at once must not install into the same folder at once."""
     folder = os.path.join(ROOT, ".dev")
-    os.makedirs(folder, exist_ok=True)
-    with open(os.path.join(folder, "setup.lock"), "w") as lock:
+    try:
+        os.makedirs(folder, exist_ok=True)
+        lock = open(os.path.join(folder, "setup.lock"), "w")  # noqa: SIM115  closed below
+    except OSError as error:
+        raise SetupError(f"cannot write to {folder}: {error.strerror}") from error
+    with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -328,13 +340,19 @@ def probe(candidate: str) -> Probe:
         return Probe(candidate, "", f"no answer in {PROBE_SECONDS} s")
     except OSError as error:
         return Probe(candidate, "", error.strerror or str(error))
-    if answer.returncode != 0:
-        last_line = answer.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        return Probe(candidate, "", last_line[0] if last_line else f"exit code {answer.returncode}")
     version, _, executable = answer.stdout.decode(errors="replace").strip().partition("\n")
     numbers = tuple(int(number) for number in re.findall(r"\d+", version))
+    if answer.returncode != 0 and not numbers:
+        last_line = answer.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        return Probe(candidate, "", last_line[0] if last_line else f"exit code {answer.returncode}")
     if numbers < OLDEST:
         return Probe(candidate, "", "version " + ".".join(map(str, numbers)))
+    if answer.returncode != 0:
+        words = answer.stderr.decode(errors="replace").strip()
+        package = "python{}.{}-venv".format(*numbers)
+        return Probe(
+            candidate, "", f"{words}; on Debian and Ubuntu `apt install {package}` adds it"
+        )
     return Probe(candidate, executable or candidate, "")
 
 
@@ -347,8 +365,8 @@ def describe_refusals(refused: List[Probe], is_override: bool) -> str:
         "point HORDE_PYTHON at another one or unset it"
         if is_override
         else (
-            "install one (for example `apt install python3.12-venv`, `pyenv install 3.12` or `uv"
-            " python install 3.12`) or point HORDE_PYTHON at it"
+            "install one (`uv python install 3.12` or `pyenv install 3.12` anywhere, `apt install"
+            " python3-venv` from Debian 13 and Ubuntu 24.04 on) or point HORDE_PYTHON at it"
         )
     )
     return (

@@ -3,7 +3,7 @@
 
 import argparse
 import os
-from typing import List
+from typing import List, MutableMapping, NoReturn
 
 DEFAULT_PORT = 7001
 DEFAULT_FRONT_PORT = 7010
@@ -28,6 +28,18 @@ WORKER_FLAGS = ("--no-chat", "--no-text")
 PASS_THROUGH_COMMANDS = ("test", "bench")
 
 
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+LARGEST_PORT = 65535
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse that says what is wrong in one sentence, and not how everything is spelt."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with 2."""
+        self.exit(2, f"dev.py: {message}; `{self.prog} --help` explains the options\n")
+
+
 def parse(words: List[str]) -> argparse.Namespace:
     """Read the words after ``dev.py``. Exits with 2 and a usage line when they make no sense."""
     parser = build_parser()
@@ -38,17 +50,19 @@ def parse(words: List[str]) -> argparse.Namespace:
 
 def build_parser() -> argparse.ArgumentParser:
     """All commands with their options and help."""
-    parser = argparse.ArgumentParser(prog="dev.py", description="Run, test and check this project.")
+    parser = Parser(prog="python3 dev.py", description="Run, test and check this project.")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     commands.required = True
 
     run = commands.add_parser(
         "run", help="start services, API, front, a small model and a worker; Ctrl-C stops them"
     )
-    run.add_argument("--port", type=int, default=DEFAULT_PORT, help="port of the API (%(default)s)")
+    run.add_argument(
+        "--port", type=parse_port, default=DEFAULT_PORT, help="port of the API (%(default)s)"
+    )
     run.add_argument(
         "--front-port",
-        type=int,
+        type=parse_port,
         help=(
             f"port of the OpenAI-compatible front ({DEFAULT_FRONT_PORT}, or a free one if it is"
             " taken)"
@@ -119,6 +133,31 @@ def add_state_option(parser: argparse.ArgumentParser) -> None:
         default=DEFAULT_STATE,
         help="where data, logs and run.json live (.dev/run)",
     )
+
+
+def parse_port(text: str) -> int:
+    """A port to listen on."""
+    try:
+        port = int(text)
+    except ValueError:
+        port = 0
+    if not 1 <= port <= LARGEST_PORT:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no port: it has to be a number from 1 to {LARGEST_PORT}"
+        )
+    return port
+
+
+def keep_loopback_direct(environment: MutableMapping[str, str]) -> None:
+    """Name this machine among the hosts that no proxy is asked for.
+
+    The services run here: a proxy for the way out cannot reach them. Programs read one spelling
+    or the other.
+    """
+    for name in ("NO_PROXY", "no_proxy"):
+        known = [word.strip() for word in environment.get(name, "").split(",") if word.strip()]
+        missing = [host for host in LOOPBACK_NAMES if host not in known]
+        environment[name] = ",".join(known + missing)
 
 
 def needs_demo_model(arguments: argparse.Namespace) -> bool:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from devtools import stack
-from devtools.processes import StartFailed
+from devtools import command_line, stack
+from devtools.processes import CannotRun, StartFailed
 from devtools.services import Services
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,6 +29,16 @@ MOST_TEST_PROCESSES = 4  # each starts its own Redis and database; more gain lit
 def run(arguments: argparse.Namespace) -> int:
     """Run the command. Returns its exit code."""
     os.environ.update(QUIET_PLUGINS)
+    command_line.keep_loopback_direct(os.environ)
+    try:
+        return run_command(arguments)
+    except CannotRun as error:
+        print(f"dev.py: {error}", file=sys.stderr)
+        return 2
+
+
+def run_command(arguments: argparse.Namespace) -> int:
+    """As `run`. Raises CannotRun."""
     match arguments.command:
         case "run":
             return stack.run(arguments)

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -17,6 +17,29 @@ START_SECONDS = 60  # a busy machine; an idle one needs under 2
 # A port can be taken between the draw and the bind; a killed server's lock lingers for seconds.
 START_ATTEMPTS = 6
 LINGER_SECONDS = 15  # how long children of a killed launcher may take to end
+
+
+RESTART_SECONDS = 600  # how long a restart counts
+MOST_RESTARTS = (
+    5  # of one program in that time; more is not bad luck but a fault to read in its log
+)
+
+
+class RestartBudget:
+    """How often a program may be started again: a few times at once, and any number of times in a
+    life of months.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._moments: dict[str, list[float]] = {}
+
+    def take(self, name: str) -> bool:
+        """Count one restart of this program. Whether it is still within the budget."""
+        now = self._clock()
+        recent = [at for at in self._moments.get(name, []) if now - at < RESTART_SECONDS]
+        self._moments[name] = [*recent, now]
+        return len(recent) < MOST_RESTARTS
 
 
 class Service(Protocol):

@@ -91,6 +91,7 @@ class Postgres:
             environment,
             account=self.account,
             stop_signal=signal.SIGINT,
+            port=self.port,
         )
 
     def is_ready(self, child: Child) -> bool:

@@ -36,6 +36,10 @@ class Stopped(BaseException):
     """
 
 
+class CannotRun(Exception):
+    """What was asked for cannot work on this machine; the message is one sentence that says why."""
+
+
 class StartFailed(Exception):
     """A child ended or stayed silent while it was to come up; the message ends with its last log
     lines.
@@ -65,6 +69,19 @@ def is_port_free(port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def check_port_permitted(port: int) -> None:
+    """Raise CannotRun for a port that this account may not listen on."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except PermissionError:
+            raise CannotRun(
+                f"port {port} may be used by root alone on this machine; choose one from 1024 on"
+            ) from None
+        except OSError:  # it is taken, which may be over in a moment
+            return
 
 
 @dataclass(frozen=True)
@@ -115,6 +132,7 @@ class Child:
     working_directory: Path = Path("/")
     account: Account | None = None
     stop_signal: signal.Signals = signal.SIGTERM
+    port: int | None = None  # that it has to have, also when it is started again
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -132,6 +150,15 @@ class Child:
                 # Ctrl-C is for the launcher, which stops the children in order.
                 start_new_session=True,
             )
+
+    def wait_for_port(self, seconds: float) -> None:
+        """Wait until its port can be bound: processes of an ended program may hold it for a while.
+
+        Returns after that time too, since the program itself says best what is wrong then.
+        """
+        deadline = time.monotonic() + seconds
+        while self.port and not is_port_free(self.port) and time.monotonic() < deadline:
+            time.sleep(0.05)
 
     @property
     def pid(self) -> int | None:

@@ -26,17 +26,19 @@ from typing import IO, Any
 
 from devtools.backend import DEMO_MODEL_NAME, Backend, find_demo_model
 from devtools.command_line import DEFAULT_FRONT_PORT, list_worker_words
-from devtools.launcher import Launcher
+from devtools.launcher import Launcher, RestartBudget
 from devtools.processes import (
+    CannotRun,
     Child,
     StartFailed,
     Stopped,
+    check_port_permitted,
     find_free_ports,
     is_port_free,
     raise_when_asked_to_stop,
 )
 from devtools.services import ServiceAddresses, Services
-from devtools.state import load_secrets, make_state_folder, write_private
+from devtools.state import build_state_refusal, load_secrets, make_state_folder, write_private
 
 ROOT = Path(__file__).resolve().parent.parent
 HORDE = Path(sys.executable).with_name("horde")
@@ -44,7 +46,7 @@ HORDE = Path(sys.executable).with_name("horde")
 WATCH_SECONDS = 0.5
 STOP_SECONDS = 60
 RESTART_PAUSE_SECONDS = 1
-MOST_RESTARTS = 5  # of one program; more is not bad luck but a fault to read in its log
+PORT_SECONDS = 45  # an orphan finishes its requests for 30 s, and would hold the port as long
 DEMO_KUDOS = 100000
 
 EXAMPLE_MESSAGES = [
@@ -55,7 +57,11 @@ EXAMPLE_MESSAGES = [
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Bring a stack up; in the foreground until Ctrl-C. Returns 1 when it does not come up."""
+    """Bring a stack up; in the foreground until Ctrl-C. Returns 1 when it does not come up.
+
+    Raises CannotRun before anything is started.
+    """
+    check_ports(arguments)
     state = Path(arguments.state).resolve()
     make_state_folder(state)
     if arguments.detach:
@@ -78,6 +84,15 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     say("Stopped.")
     return 0
+
+
+def check_ports(arguments: argparse.Namespace) -> None:
+    """Raise CannotRun for ports that can never be served."""
+    if arguments.port == arguments.front_port:
+        raise CannotRun(f"--port and --front-port are both {arguments.port}; they have to differ")
+    for port in (arguments.port, arguments.front_port):
+        if port is not None:
+            check_port_permitted(port)
 
 
 def run_detached(state: Path, arguments: argparse.Namespace) -> int:
@@ -164,7 +179,7 @@ class Stack:
         self.services = Services(state, os.environ)
         self.programs = Launcher(state / "programs.json")
         self.secrets = load_secrets(state)
-        self.restarts: dict[str, int] = {}
+        self.restarts = RestartBudget()
         self.facts: dict[str, Any] = {}
 
     @property
@@ -206,7 +221,8 @@ class Stack:
         self.programs.wait_until_ready(front, front_child)
         self.facts = {
             "api_url": self.api_url,
-            "front_url": self.front_url,
+            "front_url": f"{self.front_url}/v1",
+            "page_url": f"{self.front_url}/",
             "key": user["api_key"],
             "user": user["alias"],
             "pid": os.getpid(),
@@ -289,13 +305,13 @@ class Stack:
         """Start an ended child again, on its old port. Raises StartFailed when it did so too
         often.
         """
-        self.restarts[child.name] = self.restarts.get(child.name, 0) + 1
-        if self.restarts[child.name] > MOST_RESTARTS:
+        if not self.restarts.take(child.name):
             raise StartFailed(
                 f"{child.name} keeps ending; the end of {child.log}:\n{child.read_log_tail()}"
             )
         say(f"{child.name} ended; starting it again.")
         time.sleep(RESTART_PAUSE_SECONDS)
+        child.wait_for_port(PORT_SECONDS)
         child.start()
         for launcher in (self.services.launcher, self.programs):
             launcher.write_record()
@@ -368,6 +384,7 @@ class Api:
             self.stack.state / "logs" / "api.log",
             self.environment,
             self.stack.state,
+            port=self.stack.port,
         )
 
     def is_ready(self, child: Child) -> bool:
@@ -385,7 +402,7 @@ class Front:
     def build(self) -> Child:
         """``horde front`` before the API, on the usual port unless another stack has it."""
         if self.stack.wanted_front_port is None:
-            usual = is_port_free(DEFAULT_FRONT_PORT)
+            usual = self.stack.port != DEFAULT_FRONT_PORT and is_port_free(DEFAULT_FRONT_PORT)
             self.stack.front_port = DEFAULT_FRONT_PORT if usual else find_free_ports(1)[0]
         command = [
             str(HORDE),
@@ -402,6 +419,7 @@ class Front:
             self.stack.state / "logs" / "front.log",
             self.environment,
             self.stack.state,
+            port=self.stack.front_port,
         )
 
     def is_ready(self, child: Child) -> bool:
@@ -477,9 +495,9 @@ def describe_stop(state: Path) -> str:
 @contextlib.contextmanager
 def hold_state(state: Path) -> Iterator[None]:
     """Be the one supervisor of a state folder; the kernel lets go when the process ends. Raises
-    StartFailed.
+    StartFailed, and CannotRun.
     """
-    with (state / "lock").open("a+") as lock:
+    with open_lock(state) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -491,6 +509,14 @@ def hold_state(state: Path) -> Iterator[None]:
         replace_text(lock, "")
 
 
+def open_lock(state: Path) -> IO[str]:
+    """The file whose lock the supervisor holds. Raises CannotRun."""
+    try:
+        return (state / "lock").open("a+")
+    except OSError as error:
+        raise build_state_refusal(state, error) from error
+
+
 def replace_text(file: IO[str], text: str) -> None:
     """Write over a file that stays open (and locked)."""
     file.truncate(0)
@@ -500,7 +526,7 @@ def replace_text(file: IO[str], text: str) -> None:
 
 def read_holder(state: Path) -> int | None:
     """Process id of the supervisor of a state folder, None when none lives."""
-    with (state / "lock").open("a+") as lock:
+    with open_lock(state) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -8,16 +8,30 @@ import platform
 import secrets
 from pathlib import Path
 
-from devtools.processes import StartFailed
+from devtools.processes import CannotRun, StartFailed
 
 
 def make_state_folder(state: Path) -> None:
-    """Make the folder with its logs. Others may pass through (the database's account has to) but
-    not list it.
+    """Make the folder with its logs. Others may pass through a new one (the database's account has
+    to) but not list it. Raises CannotRun.
     """
-    state.mkdir(parents=True, exist_ok=True)
-    state.chmod(0o711 if os.geteuid() == 0 else 0o700)
-    (state / "logs").mkdir(mode=0o700, exist_ok=True)
+    try:
+        if not os.path.isdir(state):
+            state.mkdir(parents=True, exist_ok=True)
+            state.chmod(0o711 if os.geteuid() == 0 else 0o700)
+        (state / "logs").mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise build_state_refusal(state, error) from error
+    if not os.access(state, os.W_OK | os.X_OK):
+        raise CannotRun(f"{state} cannot hold the state: it may not be written to")
+
+
+def build_state_refusal(state: Path, error: OSError) -> CannotRun:
+    """One sentence on a folder that cannot be used."""
+    for path in (state, *state.parents):
+        if os.path.exists(path) and not path.is_dir():
+            return CannotRun(f"{state} cannot hold the state: {path} is no folder")
+    return CannotRun(f"{state} cannot hold the state: {error.strerror}")
 
 
 def load_secrets(state: Path) -> dict[str, str]:
@@ -25,7 +39,11 @@ def load_secrets(state: Path) -> dict[str, str]:
     make_state_folder(state)
     path = state / "secrets.json"
     if path.exists():
-        return {str(name): str(value) for name, value in json.loads(path.read_text()).items()}
+        try:
+            known = json.loads(path.read_text())
+            return {str(name): str(value) for name, value in known.items()}
+        except (OSError, ValueError, AttributeError) as error:
+            raise CannotRun(f"{path} is damaged; remove {state}, with all data in it") from error
     made = {
         "postgres_password": secrets.token_urlsafe(24),
         "redis_password": secrets.token_urlsafe(24),

@@ -44,7 +44,14 @@ class WeedStore:
             "AWS_SECRET_ACCESS_KEY": self.store.secret_key,
         }
         command = build_weed_command(self.folder, http_ports, grpc_ports)
-        return Child("weed", command, self.log, environment, working_directory=self.folder)
+        return Child(
+            "weed",
+            command,
+            self.log,
+            environment,
+            working_directory=self.folder,
+            port=http_ports["s3"],
+        )
 
     def read_last_ports(self) -> list[int]:
         """The ports of the last start, empty when there was none or one of them is taken now."""

@@ -36,6 +36,7 @@ class Valkey:
             [str(find_valkey_server()), str(settings)],
             self.log,
             working_directory=self.folder,
+            port=self.port,
         )
 
     def build_settings(self) -> str:

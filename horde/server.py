@@ -7,6 +7,7 @@ import gc
 import http
 import json
 import selectors
+import signal
 import socket
 import struct
 import sys
@@ -48,6 +49,7 @@ from horde.database.migrate import check_secret_key, require_current_schema
 from horde.database.threads import list_jobs
 from horde.exceptions import ServiceUnavailable
 from horde.logger import build_failure_fields, get_logger
+from horde.parent import end_with_parent, limit_remaining_life
 from horde.telemetry import MetricsEndpoint, start_telemetry
 from horde.webhooks import start_webhooks
 
@@ -57,6 +59,7 @@ SERVICE_NAME = "horde-api"
 # Longer than the pause between two polls of a worker, so that it keeps its connection.
 KEEPALIVE_SECONDS = 15
 GRACEFUL_SECONDS = 30
+EXIT_SECONDS = 10  # for what stops after the last request: jobs, exporters, threads
 SEND_TIMEOUT_SECONDS = 30  # without one byte taken
 CONNECTIONS_PER_PROCESS = 1000
 
@@ -121,6 +124,7 @@ class JsonThreadWorker(ThreadWorker):  # type: ignore[misc]
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._places = threading.BoundedSemaphore(max(1, self.cfg.threads // 2))
+        self.close_figures: Callable[[], object] = lambda: None
 
     def enqueue_req(self, conn: Any) -> None:
         """Hand a connection with a request to a thread; a new one has to send its first bytes
@@ -138,11 +142,28 @@ class JsonThreadWorker(ThreadWorker):  # type: ignore[misc]
             conn.sock, selectors.EVENT_READ, partial(self.on_pending_socket_readable, conn)
         )
 
+    def is_parent_alive(self) -> bool:
+        """As the library's; a process without its parent also tells its clients that it ends."""
+        is_alive: bool = super().is_parent_alive()
+        if not is_alive:
+            self.alive = False
+        return is_alive
+
     def _cap_keepalive(self, deadline: float) -> None:
-        """At the end of the process: nor does it wait for connections that never sent anything."""
+        """At the end of the process: it listens no more, and does not wait for connections that
+        never sent anything.
+
+        A listener that stays open while the last requests are answered would let clients in whom
+        nobody serves. The port of a killed server is free for its successor at once.
+        """
         super()._cap_keepalive(deadline)
         for conn in self.pending_conns:
             conn.timeout = min(conn.timeout, deadline)
+        for listener in self.sockets:
+            listener.close()
+        if not self.is_parent_alive():
+            self.close_figures()
+            limit_remaining_life(GRACEFUL_SECONDS + EXIT_SECONDS)
 
     def handle_error(
         self, req: object, client: socket.socket, addr: object, exc: Exception
@@ -249,8 +270,11 @@ class HordeServer(BaseApplication):  # type: ignore[misc]
         app.wsgi_app = with_translated_body  # type: ignore[method-assign]
         return app
 
-    def start_process(self, _arbiter: object, _worker: object) -> None:
-        """Right after the fork, as exporters run threads."""
+    def start_process(self, _arbiter: object, worker: JsonThreadWorker) -> None:
+        """Right after the fork: the tie to the parent, and the exporters, as they run threads."""
+        end_with_parent(signal.SIGTERM)
+        if self._endpoint is not None:
+            worker.close_figures = self._endpoint.close
         if telemetry := start_telemetry(self._config.otlp_endpoint, self._endpoint, SERVICE_NAME):
             self._stop_calls.append(telemetry.stop)
 

@@ -55,14 +55,16 @@ class MetricsEndpoint:
     forked.
     """
 
-    def __init__(self, port: int) -> None:
-        """Listen on loopback. Raises OSError when the port is taken."""
-        self.listener = socket.create_server(("127.0.0.1", port))
+    def __init__(self, port: int, address: str = "127.0.0.1") -> None:
+        """Listen. Raises OSError when the port is taken or the address is not of this host."""
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self.listener = socket.create_server((address, port), family=family)
         # Every process waits on this socket; the ones that another was faster than must not hang in
         # accept.
         self.listener.setblocking(False)
         self.folder = Path(tempfile.mkdtemp(prefix="horde-metrics-"))
         self._owner = os.getpid()
+        self.scrapes: ThreadingHTTPServer | None = None  # of this process
 
     @property
     def port(self) -> int:
@@ -74,6 +76,8 @@ class MetricsEndpoint:
         """Stop listening; in the process that opened it, when the others have ended, also remove
         the folder.
         """
+        if self.scrapes is not None:
+            self.scrapes.shutdown()  # it would poll a closed socket without a pause
         self.listener.close()
         if os.getpid() == self._owner:
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -130,7 +134,7 @@ def serve_metrics(endpoint: MetricsEndpoint, registry: CollectorRegistry) -> Non
     peers = socket.socket(socket.AF_UNIX)
     peers.bind(str(own_socket))
     peers.listen()
-    server = _build_scrape_server(endpoint)
+    endpoint.scrapes = server = _build_scrape_server(endpoint)
     threading.Thread(
         target=_answer_peers, args=(peers, registry, _lock), name="metrics-peers", daemon=True
     ).start()

@@ -72,13 +72,16 @@ def test_two_stacks_run_side_by_side_and_start_again(states: list[Path], tiny_ba
     assert get(f"{first['api_url']}/v2/find_user", first["key"])["trusted"] is True
     assert first["processes"].keys() == {"weed", "valkey", "postgres", "api", "front", "worker"}
     assert first["front_url"] != second["front_url"]
-    assert [model["id"] for model in get(f"{first['front_url']}/v1/models", "")["data"]] == [
+    assert first["front_url"].endswith("/v1")  # what OpenAI's clients take as their address
+    with urllib.request.urlopen(first["page_url"], timeout=30) as page:
+        assert b"<!doctype html>" in page.read()
+    assert [model["id"] for model in get(f"{first['front_url']}/models", "")["data"]] == [
         first["model"]
     ]
-    assert get(f"{second['front_url']}/v1/models", "")["data"] == []
+    assert get(f"{second['front_url']}/models", "")["data"] == []
 
     # One supervisor for a state.
-    assert dev("run", "--state", str(states[0]), "--port", "1").returncode == 1
+    assert dev("run", "--state", str(states[0]), "--port", "7999").returncode == 1
 
     assert dev("stop", "--state", str(states[0])).returncode == 0
     assert not (states[0] / "run.json").exists()

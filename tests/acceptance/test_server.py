@@ -13,14 +13,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import pytest
 
-from devtools.processes import find_free_ports
+from devtools.processes import find_free_ports, is_port_free, read_start_stamp
 from devtools.services import ServiceAddresses
 from horde.connections import SILENCE_SECONDS
 from tests.services import ROOT, make_database
@@ -114,20 +114,19 @@ def server(
     """A server that the tests of this module share. The last one ends it."""
     port, metrics_port = find_free_ports(2)
     log = tmp_path_factory.mktemp("server") / "server.log"
-    environment = {**migrated, "HORDE_METRICS_PORT": str(metrics_port)}
-    command = [
-        sys.executable,
-        "-m",
-        "horde.cli.main",
-        "serve",
-        "--port",
-        str(port),
-        "--workers",
-        "2",
-        "--threads",
-        "4",
-    ]
-    with log.open("wb") as output:
+    with running_server(migrated, port, metrics_port, log) as running:
+        yield running
+
+
+@contextmanager
+def running_server(
+    settings: Mapping[str, str], port: int, metrics_port: int, log: Path
+) -> Iterator[RunningServer]:
+    """A server that answers, on these ports; it is ended with the block unless it did so before."""
+    environment = {**settings, "HORDE_METRICS_PORT": str(metrics_port)}
+    command = [sys.executable, "-m", "horde.cli.main", "serve"]
+    command += ["--port", str(port), "--workers", "2", "--threads", "4"]
+    with log.open("ab") as output:
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output)
     try:
         running = RunningServer(process, port, metrics_port, log)
@@ -313,3 +312,41 @@ def test_a_request_in_flight_is_answered_before_the_end(server: RunningServer) -
     assert server.process.wait(20) == 0
     with pytest.raises(httpx.ConnectError):
         httpx.get(server.url + HEARTBEAT)
+
+
+def test_a_killed_master_takes_its_processes_along_and_frees_its_ports_at_once(
+    migrated: dict[str, str], tmp_path: Path
+) -> None:
+    """U-17: a client that keeps its connection alive must not keep an orphan on the port."""
+    port, metrics_port = find_free_ports(2)
+    log, stopping = tmp_path / "server.log", threading.Event()
+    with running_server(migrated, port, metrics_port, log) as first:
+        client = threading.Thread(target=poll_over_one_connection, args=(first.url, stopping))
+        client.start()
+        stamps = {pid: read_start_stamp(pid) for pid in list_child_processes(first.process.pid)}
+        assert len(stamps) == 2
+        first.process.kill()
+        first.process.wait()
+        wait_until(lambda: is_port_free(port) and is_port_free(metrics_port), 3)
+        try:
+            with running_server(migrated, port, metrics_port, log) as second:
+                assert second.process.poll() is None
+            wait_until(lambda: all(read_start_stamp(pid) != stamps[pid] for pid in stamps), 10)
+        finally:
+            stopping.set()
+            client.join()
+
+
+def list_child_processes(parent: int) -> list[int]:
+    """The processes that a process forked."""
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text()
+    return [int(word) for word in children.split()]
+
+
+def poll_over_one_connection(url: str, stopping: threading.Event) -> None:
+    """Ask again and again as a worker does, over a connection that is kept as long as it can be."""
+    with httpx.Client() as client:
+        while not stopping.is_set():
+            with suppress(httpx.TransportError):
+                client.get(url + HEARTBEAT)
+            time.sleep(0.05)

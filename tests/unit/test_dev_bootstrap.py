@@ -5,6 +5,7 @@ would.
 
 import argparse
 import ast
+import subprocess
 import sys
 from pathlib import Path
 
@@ -72,6 +73,59 @@ def test_an_old_interpreter_is_refused_with_its_version(tmp_path: Path) -> None:
         bootstrap.probe(make_interpreter(tmp_path, "python3", say_version("3 9 18"))).refusal
         == "version 3.9.18"
     )
+
+
+def test_an_interpreter_without_ensurepip_is_refused_with_the_package_that_has_it(
+    tmp_path: Path,
+) -> None:
+    """U-19: Debian's Python 3.13 needs python3.13-venv, whatever version this project was made with."""
+    script = f"{say_version('3 13 5')}; echo it lacks ensurepip >&2; exit 1"
+    assert bootstrap.probe(make_interpreter(tmp_path, "python3", script)).refusal == (
+        "it lacks ensurepip; on Debian and Ubuntu `apt install python3.13-venv` adds it"
+    )
+
+
+def test_an_old_interpreter_without_ensurepip_is_refused_for_its_age(tmp_path: Path) -> None:
+    script = f"{say_version('3 11 2')}; echo it lacks ensurepip >&2; exit 1"
+    assert (
+        bootstrap.probe(make_interpreter(tmp_path, "python3", script)).refusal == "version 3.11.2"
+    )
+
+
+def test_the_probe_names_a_module_that_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "ensurepip.py").write_text("raise ImportError('no', name='ensurepip')")
+    words = [sys.executable, "-c", bootstrap.PROBE]
+    answer = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (answer.returncode, answer.stderr) == (1, "it lacks ensurepip\n")
+    assert answer.stdout.startswith("{} {} {}\n".format(*sys.version_info[:3]))
+
+
+def test_a_folder_that_cannot_be_written_to_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(bootstrap, "ROOT", str(tmp_path / "file"))
+    with pytest.raises(bootstrap.SetupError, match="cannot write to"), bootstrap.setup_lock():
+        pass
+
+
+@pytest.mark.parametrize("port", ["0", "-1", "65536", "99999", "http", ""])
+@pytest.mark.parametrize("option", ["--port", "--front-port"])
+def test_a_number_that_is_no_port_is_one_sentence(
+    option: str, port: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command_line.parse(["run", f"{option}={port}"])
+    said = capsys.readouterr()
+    assert (ended.value.code, said.out, said.err.count("\n")) == (2, "", 1)
+    assert f"{port!r} is no port" in said.err
+
+
+def test_services_on_this_machine_are_never_asked_for_through_a_proxy() -> None:
+    environment = {"no_proxy": "example.com, 127.0.0.1", "HTTP_PROXY": "http://proxy:3128"}
+    command_line.keep_loopback_direct(environment)
+    assert environment["no_proxy"] == "example.com,127.0.0.1,localhost,::1"
+    assert environment["NO_PROXY"] == "localhost,127.0.0.1,::1"
 
 
 def test_the_real_path_behind_a_shim_is_used(tmp_path: Path) -> None:
