@@ -4,12 +4,12 @@
 from types import ModuleType, TracebackType
 
 from flask import Flask
-from flask_restx import Api
 from opentelemetry.metrics import Observation
 from sqlalchemy.pool import QueuePool
 
 from horde import db, image, metrics, r2, redis_ctrl
 from horde.apis import register
+from horde.apis.document import DocumentedApi
 from horde.apis.errors import register_error_handlers
 from horde.apis.node import NodeState
 from horde.apis.request_log import register_request_log
@@ -85,7 +85,7 @@ def create_app(
     image.configure(server_threads=config.server_threads)
     users.configure(config)
 
-    api = Api(
+    api = DocumentedApi(
         app,
         version=VERSION,
         title=f"{config.title} API",

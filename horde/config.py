@@ -323,8 +323,9 @@ class Config:
     # Processes of gunicorn, and the threads of each.
     server_workers: Annotated[int, within(1, 256), named("HORDE_SERVER_WORKERS")] = 2
     server_threads: Annotated[int, within(1, 1000), named("HORDE_SERVER_THREADS")] = 16
-    # The Prometheus endpoint on loopback; 0 is off.
+    # The Prometheus endpoint; 0 is off.
     metrics_port: Annotated[int, within(0, MAX_PORT), named("HORDE_METRICS_PORT")] = 0
+    metrics_listen: Annotated[HostAddress, named("HORDE_METRICS_LISTEN")] = "127.0.0.1"
     otlp_endpoint: Annotated[WebAddress, named("OTEL_EXPORTER_OTLP_ENDPOINT")] = ""
     log_level: Annotated[LogLevel, named("HORDE_LOG_LEVEL")] = "INFO"
     log_json: LogsJson = True  # in development False
@@ -490,8 +491,9 @@ class FrontConfig:
     shutdown_seconds: Annotated[
         float, within(0, DAY_SECONDS), named("HORDE_OAI_SHUTDOWN_SECONDS")
     ] = 30.0
-    # The Prometheus endpoint on loopback; 0 is off.
+    # The Prometheus endpoint; 0 is off.
     metrics_port: Annotated[int, within(0, MAX_PORT), named("HORDE_OAI_METRICS_PORT")] = 0
+    metrics_listen: Annotated[HostAddress, named("HORDE_METRICS_LISTEN")] = "127.0.0.1"
     otlp_endpoint: Annotated[WebAddress, named("OTEL_EXPORTER_OTLP_ENDPOINT")] = ""
     log_level: Annotated[LogLevel, named("HORDE_LOG_LEVEL")] = "INFO"
     log_json: LogsJson = True  # in development False

@@ -46,6 +46,7 @@ TRIAL_SECONDS = 30.0
 BACKGROUND_CONNECTION_COUNT = 4
 MAX_KEYS_A_DELETE = 1000  # what DeleteObjects takes
 MISSING_CODES = frozenset({"NoSuchKey", "404"})
+MISSING_BUCKET_CODE = "NoSuchBucket"
 
 
 class StoreUnavailable(Exception):
@@ -201,13 +202,20 @@ def check_buckets() -> None:
 def list_objects() -> Iterator[tuple[str, str]]:
     """Every stored object as (bucket, key), a page at a time: for an audit, never for a request.
     Raises StoreUnavailable.
+
+    A bucket that was not made yet holds nothing: stores make it with the first object.
     """
     config = _require_config()
     for bucket in sorted({config.source_image_bucket, config.chat_messages_bucket}):
         token: dict[str, Any] = {}
         while True:
-            with _calling("list"):
-                page = _get_client().list_objects_v2(Bucket=bucket, **token)
+            try:
+                with _calling("list"):
+                    page = _get_client().list_objects_v2(Bucket=bucket, **token)
+            except StoreUnavailable as unavailable:
+                if _get_error_code(unavailable.__cause__) == MISSING_BUCKET_CODE:
+                    break
+                raise
             for entry in page.get("Contents", []):
                 yield bucket, entry["Key"]
             if not page["IsTruncated"]:
@@ -281,7 +289,7 @@ def _translating(operation: str) -> Iterator[None]:
     try:
         yield
     except ClientError as error:
-        code = error.response.get("Error", {}).get("Code", "unknown")
+        code = _get_error_code(error)
         if code in MISSING_CODES:
             raise ObjectMissing("The store has no such object.") from error
         _note_failure(operation, "refused", error_code=code)
@@ -291,6 +299,13 @@ def _translating(operation: str) -> Iterator[None]:
         raise StoreUnavailable("The store cannot be reached.") from error
     finally:
         metrics.store_seconds.record(time.monotonic() - started_at, {"horde.operation": operation})
+
+
+def _get_error_code(error: BaseException | None) -> str:
+    """What the store called its refusal."""
+    if not isinstance(error, ClientError):
+        return "unknown"
+    return str(error.response.get("Error", {}).get("Code", "unknown"))
 
 
 def _note_failure(operation: str, outcome: str, *, error_code: str) -> None:

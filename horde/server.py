@@ -363,7 +363,9 @@ def serve(config: Config) -> None:
         logger.warning("horde.store.not_configured")
     check_database(config)
     freeze_objects()  # before the processes are forked, which then share the pages
-    endpoint = MetricsEndpoint(config.metrics_port) if config.metrics_port else None
+    endpoint = (
+        MetricsEndpoint(config.metrics_port, config.metrics_listen) if config.metrics_port else None
+    )
     try:
         HordeServer(config, endpoint).run()
     finally:

@@ -3,17 +3,12 @@
 
 import argparse
 import json
-import os
-import sys
 from dataclasses import asdict
 
-from sqlalchemy.exc import DBAPIError
-
 from horde import db
+from horde.cli._operating import run_on_database
 from horde.config import Config
 from horde.database.kudos import audit_ledger
-from horde.exceptions import ServiceUnavailable
-from horde.logger import configure_logging
 
 EXIT_DISCREPANCIES = 1
 EXIT_REFUSED = 2  # the audit did not run
@@ -30,19 +25,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the report as JSON; the exit code."""
-    config = Config.from_environment(os.environ)
-    configure_logging(config.log_level, config.log_json)
-    try:
-        db.connect(config)
-        with db.transaction() as session:
-            report = audit_ledger(session)
-    except ServiceUnavailable as error:
-        print(f"horde kudos: {error}", file=sys.stderr)
-        return EXIT_REFUSED
-    except DBAPIError as error:
-        print(f"horde kudos: {str(error.orig).strip()}", file=sys.stderr)
-        return EXIT_REFUSED
-    finally:
-        db.disconnect()
+    return run_on_database("kudos", audit, refused_code=EXIT_REFUSED)
+
+
+def audit(_config: Config) -> int:
+    """Replay the ledger in one transaction."""
+    with db.transaction() as session:
+        report = audit_ledger(session)
     print(json.dumps(asdict(report), indent=2))
     return EXIT_DISCREPANCIES if report.discrepancies else 0

@@ -8,12 +8,14 @@ where only the bridge's dependencies are installed.
 
 import argparse
 import importlib
+import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 
 # Imported for what it does to loguru, which has to come before any command imports the SDK.
 import horde.logger  # noqa: F401  imported for its effect
+from horde.config import VERSION
 from horde.settings import ConfigError
 
 COMMANDS = {
@@ -21,7 +23,7 @@ COMMANDS = {
     "front": "run the OpenAI-compatible front",
     "bridge": "run the reference worker for an OpenAI-compatible backend",
     "db": "apply the schema changes",
-    "user": "create users and change their roles and kudos",
+    "user": "create, list and show users; change their roles and kudos",
     "kudos": "audit the kudos ledger",
     "store": "audit the object store",
     "config": "check the settings, and whether the services fit them",
@@ -31,6 +33,7 @@ EXIT_MISSING_DEPENDENCY = 1
 EXIT_USAGE = 2  # as argparse's
 
 # Set before the libraries are imported, and inherited by the processes a command starts.
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 LIBRARY_SETTINGS = {
     # Importing the SDK reads a `.env` of the working directory into the environment: a stray file
     # must not change settings.
@@ -46,10 +49,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == ["--version"]:
+        return print_version(given[1:])
     # Only the first word is read here: `horde bridge --help` belongs to the command.
     command: str = build_parser().parse_args(given[:1]).command
     for name, value in LIBRARY_SETTINGS.items():
         os.environ.setdefault(name, value)
+    keep_loopback_direct(os.environ)
     try:
         module = importlib.import_module(f"horde.cli.{command}")
     except ModuleNotFoundError as error:
@@ -68,6 +74,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return exit_code
 
 
+def print_version(options: Sequence[str]) -> int:
+    """Print the version of the API and its schema, which are one."""
+    parser = argparse.ArgumentParser(prog="horde --version")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    wants_json: bool = parser.parse_args(options).json
+    print(json.dumps({"version": VERSION}) if wants_json else f"horde {VERSION}")
+    return 0
+
+
+def keep_loopback_direct(environment: MutableMapping[str, str]) -> None:
+    """Name this machine among the hosts that no proxy is asked for: a proxy for the way out cannot
+    reach a service that runs here. Libraries read one spelling or the other.
+    """
+    for name in ("NO_PROXY", "no_proxy"):
+        known = [word.strip() for word in environment.get(name, "").split(",") if word.strip()]
+        missing = [host for host in LOOPBACK_NAMES if host not in known]
+        environment[name] = ",".join(known + missing)
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the first word."""
     listing = "\n".join(f"  {name:<8} {summary}" for name, summary in COMMANDS.items())
@@ -77,6 +102,8 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=f"commands:\n{listing}\n\n`horde <command> --help` lists the options of a command.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    # Read by `main` before; named here for the help.
+    parser.add_argument("--version", action="store_true", help="print the version (--json)")
     parser.add_argument(
         "command", choices=COMMANDS, metavar="command", help="one of the commands below"
     )

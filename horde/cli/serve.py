@@ -7,6 +7,7 @@ import sys
 
 from sqlalchemy.exc import DBAPIError
 
+from horde.cli._operating import describe_database_error
 from horde.cli.options import read_with_options
 from horde.config import Config
 from horde.database.migrate import SchemaError
@@ -46,6 +47,6 @@ def run(args: argparse.Namespace) -> int:
         print(f"horde serve: {error}", file=sys.stderr)
         return EXIT_REFUSED
     except DBAPIError as error:
-        print(f"horde serve: DATABASE_URL: {str(error.orig).strip()}", file=sys.stderr)
+        print(f"horde serve: DATABASE_URL: {describe_database_error(error)}", file=sys.stderr)
         return EXIT_REFUSED
     return 0

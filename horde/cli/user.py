@@ -1,33 +1,25 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""`horde user create|role|kudos`: make accounts, and change their roles and balances."""
+"""`horde user`: make accounts, look at them, and change their roles and balances."""
 
 import argparse
 import json
-import os
-import sys
 from decimal import Decimal, InvalidOperation
 from uuid import uuid4
 
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from horde import db, redis_ctrl
 from horde.classes.base.kudos import to_kudos
 from horde.classes.base.user import MAX_USERNAME_LENGTH, UserRoleTypes
+from horde.cli._operating import CommandRefused, run_on_database
 from horde.clock import utcnow
 from horde.config import Config
 from horde.database import users
 from horde.database.kudos import fold_postings, get_effective_kudos
-from horde.database.migrate import check_secret_key
-from horde.exceptions import HordeError
-from horde.logger import configure_logging
 
 EXIT_REFUSED = 1
+MOST_LISTED = 1000
 ROLES = [role.name.lower() for role in UserRoleTypes]
-
-
-class UserRefused(Exception):
-    """What was asked for cannot be done; the message says why."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +34,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     create.add_argument(
         "--kudos", type=parse_kudos, default=Decimal(0), metavar="N", help="kudos to start with"
     )
+    listing = actions.add_parser("list", help="list accounts, the newest first")
+    listing.add_argument("--role", choices=ROLES, help="those with this role alone")
+    listing.add_argument(
+        "--limit", type=parse_limit, default=100, metavar="N", help="at most (%(default)s)"
+    )
+    show = actions.add_parser("show", help="show one account")
+    show.add_argument("user")
+    for reading in (listing, show):
+        reading.add_argument("--json", action="store_true", help="print JSON instead of text")
     role = actions.add_parser("role", help="grant a role; prints {id, alias, roles}")
     role.add_argument("user")
     role.add_argument("role", choices=ROLES)
@@ -72,29 +73,98 @@ def parse_kudos(text: str) -> Decimal:
     return to_kudos(amount)
 
 
+def parse_limit(text: str) -> int:
+    """How many accounts are listed."""
+    if not text.isdecimal() or not 1 <= int(text) <= MOST_LISTED:
+        raise argparse.ArgumentTypeError(f"a number from 1 to {MOST_LISTED}")
+    return int(text)
+
+
 def run(args: argparse.Namespace) -> int:
-    """Do what was asked and print the result as JSON on stdout; the exit code."""
+    """Do what was asked and print the result on stdout; the exit code."""
+    makes_key = args.action == "create"
+    act = read if args.action in {"list", "show"} else change
+    return run_on_database(
+        "user",
+        lambda config: act(config, args),
+        refused_code=EXIT_REFUSED,
+        uses_keys=makes_key,
+    )
+
+
+def change(config: Config, args: argparse.Namespace) -> int:
+    """Change accounts in one transaction and print the result as JSON."""
     act = {"create": create, "role": change_role, "kudos": change_kudos}[args.action]
-    config = Config.from_environment(os.environ)
-    configure_logging(config.log_level, config.log_json)
-    try:
-        check_secret_key(db.connect(config), config.secret_key)
-        # Running servers learn of the change through it; without it within seconds.
-        redis_ctrl.connect(config)
-        users.configure(config)
-        result = db.run_transaction(lambda session: act(session, args))
-        fold_postings()  # the servers do it within a second, but there may be none yet
-    except (UserRefused, HordeError) as error:
-        print(f"horde user: {error}", file=sys.stderr)
-        return EXIT_REFUSED
-    except DBAPIError as error:
-        print(f"horde user: {str(error.orig).strip()}", file=sys.stderr)
-        return EXIT_REFUSED
-    finally:
-        db.disconnect()
-        redis_ctrl.disconnect()
+    # running servers learn of the change through it; without it within seconds
+    redis_ctrl.connect(config)
+    users.configure(config)
+    result = db.run_transaction(lambda session: act(session, args))
+    fold_postings()  # the servers do it within a second, but there may be none yet
     print(json.dumps(result))
     return 0
+
+
+def read(_config: Config, args: argparse.Namespace) -> int:
+    """Print accounts, as JSON or as lines for people."""
+    with db.reading() as session:
+        if args.action == "list":
+            accounts = list_accounts(session, args)
+            print(json.dumps(accounts) if args.json else build_table(accounts))
+        else:
+            account = show_account(session, args)
+            print(json.dumps(account) if args.json else build_lines(account))
+    return 0
+
+
+def list_accounts(session: Session, args: argparse.Namespace) -> list[dict[str, object]]:
+    """The newest accounts."""
+    role = None if args.role is None else UserRoleTypes[args.role.upper()]
+    return [build_facts(each) for each in users.list_accounts(session, role=role, limit=args.limit)]
+
+
+def show_account(session: Session, args: argparse.Namespace) -> dict[str, object]:
+    """All that an operator may want to know of one account; no key, which nobody can read back."""
+    account = require_account(session, args.user)
+    return {
+        **build_facts(account),
+        "created": account.created.isoformat(sep=" ", timespec="seconds"),
+        "is_pseudonymous": account.is_pseudonymous,
+        "kudos_unfolded": float(get_effective_kudos(session, account.id)),
+        "concurrency": account.concurrency,
+        "worker_invited": account.worker_invited,
+        "public_workers": account.public_workers,
+        "usage_multiplier": account.usage_multiplier,
+    }
+
+
+def build_facts(account: users.Caller) -> dict[str, object]:
+    """What a list shows of an account."""
+    return {
+        "id": account.id,
+        "alias": account.alias,
+        "kudos": account.kudos,
+        "roles": sorted(role.name.lower() for role in account.roles),
+    }
+
+
+def build_table(rows: list[dict[str, object]]) -> str:
+    """One line an account."""
+    return "\n".join(
+        f"{row['id']:>8}  {row['alias']:<40}  {row['kudos']:>14}  {describe(row['roles'])}".rstrip()
+        for row in rows
+    )
+
+
+def build_lines(facts: dict[str, object]) -> str:
+    """One line a fact."""
+    return "\n".join(f"{name + ':':<18}{describe(value)}" for name, value in facts.items())
+
+
+def describe(value: object) -> str:
+    """A value for people."""
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
 def create(session: Session, args: argparse.Namespace) -> dict[str, object]:
@@ -140,11 +210,11 @@ def change_kudos(session: Session, args: argparse.Namespace) -> dict[str, object
 
 
 def require_account(session: Session, name: str) -> users.Caller:
-    """The account with this id or alias; raises UserRefused."""
+    """The account with this id or alias; raises CommandRefused."""
     user_id = users.parse_user_id(name)
     if user_id is None and (user := users.find_user_by_alias(session, name)) is not None:
         user_id = user.id
     account = None if user_id is None else users.find_account(session, user_id)
     if account is None:
-        raise UserRefused(f"there is no user {name}")
+        raise CommandRefused(f"there is no user {name}")
     return account

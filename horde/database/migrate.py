@@ -73,11 +73,12 @@ class Migration:
 
 @dataclass(frozen=True, slots=True)
 class MigrationState:
-    """What the database knows of one file; `applied` is None when it is still to run."""
+    """What the database knows of one file; `applied` is None when it did not run here."""
 
     version: str
     applied: datetime | None
     is_edited: bool  # the file is no longer the one that ran
+    is_present: bool  # it ran, or an AI Horde made what it makes
 
 
 def parse_migration(version: str, sql: str) -> Migration:
@@ -136,10 +137,14 @@ def list_migration_states(engine: Engine, folder: Path = SQL_FOLDER) -> list[Mig
     """What the database knows of each file, in version order."""
     with engine.connect() as connection:
         records = _read_records(connection) if _has_table(connection, "schema_migrations") else {}
+        is_foreign = not records and _has_table(connection, "users")
     states = []
     for migration in list_migrations(folder):
         applied, checksum = records.get(migration.version, (None, migration.checksum))
-        states.append(MigrationState(migration.version, applied, checksum != migration.checksum))
+        is_present = applied is not None or (is_foreign and migration.version == BASE_VERSION)
+        states.append(
+            MigrationState(migration.version, applied, checksum != migration.checksum, is_present)
+        )
     return states
 
 
@@ -149,7 +154,7 @@ def require_current_schema(engine: Engine, folder: Path = SQL_FOLDER) -> None:
     A database with newer versions is accepted: a schema change keeps the version before it working.
     """
     missing = [
-        state.version for state in list_migration_states(engine, folder) if state.applied is None
+        state.version for state in list_migration_states(engine, folder) if not state.is_present
     ]
     if missing:
         raise SchemaError(f"The database lacks {', '.join(missing)}: run `horde db migrate`.")

@@ -278,6 +278,17 @@ def find_account(session: Session, user_id: int) -> Caller | None:
     return None if row is None else _build_caller(row)
 
 
+def list_accounts(session: Session, *, role: UserRoleTypes | None, limit: int) -> list[Caller]:
+    """The newest accounts, wiped ones left out; with a role those that have it alone."""
+    statement = _select_accounts().where(User.oauth_id != WIPED).order_by(User.id.desc())
+    if role is not None:
+        has_role = exists().where(
+            UserRole.user_id == User.id, UserRole.user_role == role, UserRole.value.is_(True)
+        )
+        statement = statement.where(has_role)
+    return [_build_caller(row) for row in session.execute(statement.limit(limit))]
+
+
 def find_user_by_alias(session: Session, alias: str) -> User | None:
     """The account with the alias `username#id`, whose two parts have to agree; None otherwise."""
     username, separator, number = alias.rpartition("#")

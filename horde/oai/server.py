@@ -70,7 +70,9 @@ class FrontServer(uvicorn.Server):
 
 def serve_front(config: FrontConfig) -> None:
     """Serve until SIGTERM or SIGINT. Raises OSError when the address cannot be used."""
-    endpoint = MetricsEndpoint(config.metrics_port) if config.metrics_port else None
+    endpoint = (
+        MetricsEndpoint(config.metrics_port, config.metrics_listen) if config.metrics_port else None
+    )
     telemetry = start_telemetry(config.otlp_endpoint, endpoint, SERVICE_NAME)
     try:
         # Bound here, since the library logs a failure and exits by itself.

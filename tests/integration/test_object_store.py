@@ -16,6 +16,7 @@ import urllib.parse
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -393,6 +394,15 @@ def test_every_object_is_listed_page_by_page(store: Config) -> None:
     assert keys <= set(listed)
     assert len(listed) == len(set(listed)), "one bucket for both kinds is listed once"
     assert r2.delete_objects(sorted(keys)) == []
+
+
+def test_a_bucket_that_nobody_made_yet_is_empty(store: Config) -> None:
+    missing = replace(store, source_image_bucket="not-made-yet", chat_messages_bucket="nor-this")
+    r2.connect(missing)
+    try:
+        assert list(r2.list_objects()) == []
+    finally:
+        r2.connect(store)
 
 
 def test_proxies_of_the_environment_are_not_asked(

@@ -24,7 +24,7 @@ from horde.classes.kobold.waiting_prompt import (
     queue_chat_image_deletes,
     retry_chat_image_deletes,
 )
-from horde.cli import store
+from horde.cli import _operating
 from horde.cli.main import main
 from horde.clock import utcnow
 from horde.database import threads
@@ -149,7 +149,7 @@ def run_command(
         "R2_SOURCE_IMAGE_BUCKET": config.source_image_bucket,
         "secret_key": "any",
     }
-    monkeypatch.setattr(store, "configure_logging", lambda _level, _is_json: None)
+    monkeypatch.setattr(_operating, "configure_logging", lambda _level, _is_json: None)
 
     def run(**changes: str) -> tuple[int, str, str]:
         capsys.readouterr()

@@ -1,11 +1,21 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 import argparse
+import http.server
+import os
 import subprocess
 import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+import httpx
 import pytest
+import requests
 
 from horde.cli import bridge, main
+from horde.config import VERSION
 
 # A finder that refuses the server's packages, as if they were not installed.
 BRIDGE_ONLY = """
@@ -86,3 +96,63 @@ def test_an_unknown_feature_is_a_usage_error(capsys: pytest.CaptureFixture[str])
     with pytest.raises(SystemExit):
         build_arguments("--exclude", "telepathy")
     assert "telepathy" in capsys.readouterr().err
+
+
+def test_a_proxy_of_the_environment_is_never_asked_for_services_of_this_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """U-19: a backend on loopback, a store, a collector: each library asks the environment."""
+    with serving() as url:
+        for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+            monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody listens
+        for name in ("NO_PROXY", "no_proxy"):
+            monkeypatch.setenv(name, "internal.example")
+        main.keep_loopback_direct(os.environ)
+        assert os.environ["no_proxy"].startswith("internal.example,")
+        for host in ("127.0.0.1", "localhost"):
+            address = url.replace("127.0.0.1", host)
+            assert httpx.get(address).status_code == 404  # as the bridge asks
+            assert (
+                requests.get(address, timeout=5).status_code == 404
+            )  # as the collector is sent to
+            with pytest.raises(urllib.error.HTTPError, match="404") as answer:
+                urllib.request.urlopen(address, timeout=5)
+            answer.value.close()
+
+
+@contextmanager
+def serving() -> Iterator[str]:
+    """A server on loopback that answers with 404."""
+    with http.server.HTTPServer(("127.0.0.1", 0), QuietHandler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+class QuietHandler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(404)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+def test_every_command_keeps_services_of_this_machine_direct(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("NO_PROXY", "")
+    monkeypatch.setenv("no_proxy", "")
+    monkeypatch.setitem(main.COMMANDS, "nothing", "not there")
+    main.main(["nothing"])
+    assert os.environ["NO_PROXY"] == os.environ["no_proxy"] == "localhost,127.0.0.1,::1"
+
+
+def test_the_version_needs_no_package_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"horde {VERSION}\n"

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+"""The Swagger document and its page: the class of the API that serves them."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from flask_restx import Api
+
+from horde import clock
+from horde.database.text_functions import get_chat_model_offers
+from horde.db import transaction
+from horde.exceptions import ServiceUnavailable
+
+EXAMPLE_MODEL: Final = "example-model"
+_JOB_ID: Final = "00000000-0000-0000-0000-000000000000"
+
+EXAMPLES: Final[Mapping[str, dict[str, Any]]] = MappingProxyType(
+    {
+        "GenerationInputKobold": {
+            "prompt": "Once upon a time",
+            "params": {"max_length": 80, "max_context_length": 1024},
+        },
+        "ChatRequest": {
+            "messages": [
+                {"role": "system", "content": "You are a helpful assistant. Answer briefly."},
+                {"role": "user", "content": "Name three fruits."},
+            ],
+            "max_tokens": 64,
+            "temperature": 0,
+        },
+        "PopInputKobold": {
+            "name": "An example of a worker",
+            "models": [EXAMPLE_MODEL],
+            "max_length": 512,
+            "max_context_length": 2048,
+        },
+        "SubmitInputKobold": {"id": _JOB_ID, "generation": "there was a fox."},
+        "ProgressInputKobold": {"id": _JOB_ID, "seq": 1, "delta": {"content": "Apples"}},
+        "ModifyWorkerInput": {"maintenance": True, "maintenance_msg": "Back at noon."},
+        "ModifyUserInput": {"public_workers": True},
+        "TestUserInput": {"username": "tester", "moderator": False, "trusted": True, "kudos": 100},
+        "SharedKeyInput": {"kudos": 5000, "expiry": 30, "name": "For a friend"},
+        "HordeModes": {"invite_only_mode": False},
+    }
+)
+"""Bodies that the document's page offers to send. Without them it makes one up that sets every
+field, and so asks for things that exclude each other.
+"""
+
+
+def find_chat_model() -> str:
+    """A model that a chat worker offers now; a made-up one when there is none."""
+    try:
+        with transaction() as session:
+            offers = get_chat_model_offers(session, clock.utcnow())
+    except ServiceUnavailable:
+        offers = {}
+    return next(iter(offers), EXAMPLE_MODEL)
+
+
+class DocumentedApi(Api):
+    """restx's API with bodies that can be sent as they are, and its page also without the slash."""
+
+    @property
+    def __schema__(self) -> dict[str, Any]:
+        """The document."""
+        document: dict[str, Any] = super().__schema__
+        # A chat has to name a model that somebody serves, or it is refused.
+        chat = {"model": find_chat_model(), **EXAMPLES["ChatRequest"]}
+        for name, example in {**EXAMPLES, "ChatRequest": chat}.items():
+            if definition := document.get("definitions", {}).get(name):
+                definition["example"] = example
+        return document
+
+    def render_root(self) -> Any:
+        """`/api`: restx would answer 404."""
+        return self.render_doc()
