@@ -77,6 +77,8 @@ CHAT_MESSAGE_KEYS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
 """The keys of a message that are stored and sent to workers, by role."""
 SCHEMA_KEYS: Final = ("tools", "response_format")
 
+MAX_CONTEXT_LENGTH: Final = 1048576  # tokens, of text requests too
+
 MAX_STOP_SEQUENCE_COUNT: Final = 128
 MAX_STOP_SEQUENCE_CHARACTERS: Final = 2000  # over all of a request's distinct sequences
 

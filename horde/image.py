@@ -8,7 +8,6 @@ can mend. No transaction may be open. Source: docs/reference/chat_requests.md, "
 """
 
 import binascii
-import re
 import threading
 import time
 from collections.abc import Iterator
@@ -18,12 +17,18 @@ from typing import Final
 from urllib.parse import urljoin
 
 from horde import metrics
+from horde.chat.image_urls import (
+    ImageRefused,
+    build_size_refusal,
+    build_url_refusal,
+    check_image_bytes,
+    estimate_data_url_bytes,
+)
 from horde.chat_contract import MAX_CHAT_IMAGE_BYTES
 from horde.exceptions import ServiceUnavailable
 from horde.helper_process import HelperPool, HelperUnavailable
 from horde.outbound import (
     INTERNET,
-    MAX_URL_CHARACTERS,
     AddressRefused,
     AnswerTooLong,
     Network,
@@ -50,16 +55,6 @@ _FETCH_OUTCOMES: Final = {
     ReturnCode.SOURCE_IMAGE_URL_INVALID: "failed",
 }
 _HEADERS: Final = {"User-Agent": "Horde image fetch", "Accept": "image/*"}
-_DATA_URL: Final = re.compile(r"data:image/[^,]{1,200};base64,", re.IGNORECASE)
-_WEB_URL: Final = re.compile(r"https?://[^/?#\s]", re.IGNORECASE)
-
-
-class ImageRefused(Exception):
-    """An image that cannot be taken; `expectation` completes "'path' ..."."""
-
-    def __init__(self, expectation: str, rc: ReturnCode) -> None:
-        super().__init__(expectation)
-        self.expectation, self.rc = expectation, rc
 
 
 class _State:
@@ -75,40 +70,6 @@ def configure(*, server_threads: int, network: Network = INTERNET) -> None:
     """
     _State.fetching = threading.BoundedSemaphore(max(server_threads // 2, 1))
     _State.network = network
-
-
-def is_web_url(url: str) -> bool:
-    """Whether an image has to be fetched."""
-    return _WEB_URL.match(url) is not None
-
-
-def estimate_data_url_bytes(url: str) -> int | None:
-    """The size of a data URL's content once decoded, by its length; None for a web address.
-
-    Raises ImageRefused with SourceImageUrlInvalid for a URL of another form, and for a web address
-    that nobody could ask.
-    """
-    if is_web_url(url):
-        if len(url) > MAX_URL_CHARACTERS:
-            raise _invalid(f"is a URL of more than {MAX_URL_CHARACTERS} characters")
-        return None
-    prefix = _DATA_URL.match(url)
-    if prefix is None:
-        message = "has to be an http or https URL, or a data URL of an image in base64"
-        raise ImageRefused(message, ReturnCode.SOURCE_IMAGE_URL_INVALID)
-    padding = 2 if url.endswith("==") else 1 if url.endswith("=") else 0
-    return max((len(url) - prefix.end()) * 3 // 4 - padding, 0)
-
-
-def check_image_bytes(size: int) -> None:
-    """Raises ImageRefused for an image over 5 MiB."""
-    if size > MAX_CHAT_IMAGE_BYTES:
-        raise _too_large(f"of {size} bytes")
-
-
-def _too_large(size: str) -> ImageRefused:
-    message = f"is an image {size}, above the cap of {MAX_CHAT_IMAGE_BYTES} bytes"
-    return ImageRefused(message, ReturnCode.SOURCE_IMAGE_SIZE_EXCEEDED)
 
 
 def load_chat_image(url: str, *, deadline: float) -> bytes:
@@ -162,7 +123,7 @@ def _follow(url: str, deadline: float) -> bytes:
         if isinstance(found, bytes):
             return found
         url = found
-    raise _invalid("redirects more than three times")
+    raise build_url_refusal("redirects more than three times")
 
 
 def _ask(url: str, deadline: float) -> bytes | str:
@@ -183,22 +144,18 @@ def _ask(url: str, deadline: float) -> bytes | str:
             "leads to an address that is not public", ReturnCode.SOURCE_IMAGE_URL_REFUSED
         ) from None
     except AnswerTooLong:
-        raise _too_large(f"of more than {MAX_CHAT_IMAGE_BYTES} bytes") from None
+        raise build_size_refusal(f"of more than {MAX_CHAT_IMAGE_BYTES} bytes") from None
     except OutboundFailed:
-        raise _invalid("did not answer, or not in time") from None
+        raise build_url_refusal("did not answer, or not in time") from None
     location = answer.headers.get("location")
     if answer.status in _REDIRECTS and location is not None:
         try:
             return urljoin(url, location)
         except ValueError:
-            raise _invalid("redirects to no URL") from None
+            raise build_url_refusal("redirects to no URL") from None
     if answer.status != 200:
-        raise _invalid(f"answered with {answer.status}")
+        raise build_url_refusal(f"answered with {answer.status}")
     return answer.body
-
-
-def _invalid(expectation: str) -> ImageRefused:
-    return ImageRefused(expectation, ReturnCode.SOURCE_IMAGE_URL_INVALID)
 
 
 @contextmanager

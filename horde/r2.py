@@ -23,6 +23,7 @@ from botocore.config import Config as ClientConfig
 from botocore.exceptions import BotoCoreError, ClientError
 
 from horde import metrics
+from horde.chat.stored_objects import CHAT_MESSAGES_SUFFIX
 from horde.circuit_breaker import CircuitBreaker
 from horde.config import Config
 from horde.logger import get_logger
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-CHAT_MESSAGES_SUFFIX = "_chat_messages.json"
 JPEG_TYPE = "image/jpeg"
 
 CONNECT_SECONDS = 2.0

@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 from sqlalchemy import update
 
 from horde import r2, redis_ctrl
-from horde.classes.kobold._chat_objects import (
+from horde.chat.stored_objects import (
     build_chat_image_key,
     build_chat_image_reference,
     build_chat_messages_key,

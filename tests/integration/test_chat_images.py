@@ -22,11 +22,11 @@ from devtools.services import ServiceAddresses
 from horde import image, r2, redis_ctrl
 from horde.apis.requests import CONFIG_EXTENSION
 from horde.apis.v2 import _chat_images, _text_generate, kobold
+from horde.chat.stored_objects import count_inlined_bytes
 from horde.chat_contract import MAX_CHAT_IMAGE_BYTES, MAX_CHAT_IMAGE_TOTAL_BYTES_UNTRUSTED
 from horde.classes.base.kudos import KudosReservation
 from horde.classes.base.stats import Filter
 from horde.classes.base.user import ANONYMOUS_KEY, UserRoleTypes
-from horde.classes.kobold._chat_objects import count_inlined_bytes
 from horde.classes.kobold.waiting_prompt import (
     CHAT_IMAGE_DELETE_RETRY_KEY,
     TextWaitingPrompt,

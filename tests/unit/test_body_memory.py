@@ -8,8 +8,8 @@ import tracemalloc
 from flask import Flask
 
 from horde.apis.requests import read_json_body
+from horde.chat.images import list_image_parts
 from horde.chat_contract import MAX_CHAT_BODY_BYTES
-from horde.classes.kobold._chat_images import list_image_parts
 from horde.classes.kobold.chat_request import build_operation_fingerprint, parse_chat_request
 
 MEBIBYTE = 1024 * 1024

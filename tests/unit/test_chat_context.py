@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horde.chat_contract import ChatContextFit, check_tool_history
-from horde.classes.kobold._chat_context import (
+from horde.chat.context import (
     SizedContext,
     grow_context,
     lower_max_length,
     size_chat_context,
 )
+from horde.chat_contract import ChatContextFit, check_tool_history
 from horde.classes.kobold.chat_request import estimate_chat_prompt_tokens, truncate_oldest_messages
 from horde.exceptions import BadRequest
 from horde.return_codes import ReturnCode

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horde.classes.kobold._chat_objects import (
+from horde.chat.stored_objects import (
     build_chat_image_key,
     build_chat_image_reference,
     build_inlined_messages,

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from horde_sdk.generation_parameters.text.chat_policy import ChatConformance
 
-from horde.classes.kobold import _chat_schema
-from horde.classes.kobold._chat_schema import (
+from horde.classes.kobold import reply_schema
+from horde.classes.kobold.chat_request import SubmissionState, VerifiedChatReply, verify_chat_reply
+from horde.classes.kobold.reply_schema import (
     SchemaHelperUnavailable,
     SchemaVerdict,
     check_content_against_schema,
 )
-from horde.classes.kobold.chat_request import SubmissionState, VerifiedChatReply, verify_chat_reply
 from horde.exceptions import BadRequest
 from horde.return_codes import ReturnCode
 
@@ -274,7 +274,7 @@ def test_schema_is_read_by_its_draft_or_else_2020_12(
 
 def test_helper_killed_from_outside_is_replaced() -> None:
     check_content_against_schema("{}", {})
-    for helper in _chat_schema._pool._idle:
+    for helper in reply_schema._pool._idle:
         helper.process.kill()
         helper.process.wait()
     assert check_content_against_schema("{}", {}) is SchemaVerdict.MATCH
@@ -293,7 +293,7 @@ def test_threads_share_the_helpers() -> None:
     for thread in threads:
         thread.join()
     assert verdicts == [SchemaVerdict.MATCH] * 8
-    assert len(_chat_schema._pool._idle) <= _chat_schema.MAX_HELPER_COUNT
+    assert len(reply_schema._pool._idle) <= reply_schema.MAX_HELPER_COUNT
 
 
 def test_forked_process_starts_helpers_of_its_own() -> None:
@@ -301,7 +301,7 @@ def test_forked_process_starts_helpers_of_its_own() -> None:
     child = os.fork()
     if child == 0:
         is_right = check_content_against_schema("{}", COLOUR) is SchemaVerdict.MISMATCH
-        _chat_schema._pool.close()
+        reply_schema._pool.close()
         os._exit(0 if is_right else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert check_content_against_schema("{}", {}) is SchemaVerdict.MATCH
@@ -310,15 +310,15 @@ def test_forked_process_starts_helpers_of_its_own() -> None:
 def test_hostile_replies_sent_at_once_hold_a_bounded_number_of_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_chat_schema._pool, "wait_seconds", 0.05)
-    monkeypatch.setattr(_chat_schema._pool, "_slots", threading.BoundedSemaphore(1))
-    monkeypatch.setattr(_chat_schema._pool, "_places", threading.BoundedSemaphore(2))
-    _chat_schema._pool._slots.acquire()
+    monkeypatch.setattr(reply_schema._pool, "wait_seconds", 0.05)
+    monkeypatch.setattr(reply_schema._pool, "_slots", threading.BoundedSemaphore(1))
+    monkeypatch.setattr(reply_schema._pool, "_places", threading.BoundedSemaphore(2))
+    reply_schema._pool._slots.acquire()
     with pytest.raises(SchemaHelperUnavailable) as waited:
         check_content_against_schema("{}", {})
     assert (waited.value.status, waited.value.rc) == (503, None)
-    monkeypatch.setattr(_chat_schema._pool, "wait_seconds", 60)
+    monkeypatch.setattr(reply_schema._pool, "wait_seconds", 60)
     for _ in range(2):
-        _chat_schema._pool._places.acquire()
+        reply_schema._pool._places.acquire()
     with pytest.raises(SchemaHelperUnavailable):  # at once
         check_content_against_schema("{}", {})

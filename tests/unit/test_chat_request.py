@@ -19,8 +19,8 @@ from horde_sdk.worker.chat_declaration import ChatJobPayload
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from horde.chat.images import list_image_parts
 from horde.chat_contract import MAX_CHAT_IMAGE_BYTES, MAX_CHAT_IMAGE_TOTAL_BYTES, ChatRequestRefused
-from horde.classes.kobold._chat_images import list_image_parts
 from horde.classes.kobold.chat_request import (
     OPERATION_FINGERPRINT_EXCLUDED_HORDE_KEYS,
     ChatRequest,

@@ -19,8 +19,8 @@ from horde.apis.models import kobold as shapes
 from horde.apis.v2._text_pop import TextPopBody
 from horde.apis.v2._text_submit import TextSubmitBody
 from horde.app import RESOURCE_MODULES
+from horde.chat.parameters import ACCEPTED_KEYS
 from horde.chat_contract import ChatHordeOptions, ChatRequestRefused
-from horde.classes.kobold._chat_params import ACCEPTED_KEYS
 from horde.classes.kobold.chat_request import CHAT_WORKER_FAULT_MESSAGES
 from horde.classes.kobold.text_params import (
     CHAT_PENALTY_RANGES,

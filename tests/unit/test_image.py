@@ -20,17 +20,25 @@ import pytest
 from PIL import Image
 
 from horde import image
+from horde.chat.image_urls import (
+    MAX_IMAGE_URL_CHARACTERS,
+    ImageRefused,
+    estimate_data_url_bytes,
+)
 from horde.chat_contract import MAX_CHAT_IMAGE_BYTES
 from horde.exceptions import ServiceUnavailable
 from horde.image import (
-    ImageRefused,
     encode_chat_image,
-    estimate_data_url_bytes,
     fetch_public_image,
     load_chat_image,
 )
-from horde.outbound import Network, PublicAnswer, resolve_host
+from horde.outbound import MAX_URL_CHARACTERS, Network, PublicAnswer, resolve_host
 from horde.return_codes import ReturnCode
+
+
+def test_an_image_is_asked_for_by_no_longer_url_than_anything_else() -> None:
+    assert MAX_IMAGE_URL_CHARACTERS == MAX_URL_CHARACTERS
+
 
 RED, WHITE = (200, 0, 0), (255, 255, 255)
 LOOPBACK = ip_address("127.0.0.1")

@@ -6,7 +6,7 @@ import json
 import pytest
 from hypothesis import given
 
-from horde.classes.kobold._chat_submit import parse_reply_message
+from horde.chat.submission import parse_reply_message
 from horde.json_body import parse_json_body
 from horde.json_text import JsonText, read_json, survives_jsonb, write_document, write_json
 from tests.json_documents import describe, documents

@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from horde import metrics
 from horde.apis.requests import get_config
 from horde.apis.v2._text_generate import StoredRequest, compute_quote
+from horde.chat.images import SubmittedImage
 from horde.chat_contract import (
     MAX_CHAT_IMAGE_TOTAL_BYTES,
     MAX_CHAT_IMAGE_TOTAL_BYTES_UNTRUSTED,
@@ -19,7 +20,6 @@ from horde.chat_contract import (
     ChatContextFit,
     iter_message_texts,
 )
-from horde.classes.kobold._chat_images import SubmittedImage
 from horde.classes.kobold.chat_request import (
     ChatRequest,
     ChatWorkerTargeting,

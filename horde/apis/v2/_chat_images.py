@@ -9,19 +9,18 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from uuid import UUID
 
-from horde.chat_contract import MAX_CHAT_BODY_BYTES, JsonObject
-from horde.classes.kobold._chat_images import (
+from horde.chat.image_urls import ImageRefused, is_web_url
+from horde.chat.images import (
     SubmittedImage,
     check_image_total,
     check_total_of_data_urls,
 )
-from horde.classes.kobold._chat_objects import build_chat_image_key, count_inlined_bytes
+from horde.chat.stored_objects import build_chat_image_key, count_inlined_bytes
+from horde.chat_contract import MAX_CHAT_BODY_BYTES, JsonObject
 from horde.exceptions import RequestTooLarge
 from horde.image import (
     MAX_DECODING_COUNT,
-    ImageRefused,
     encode_chat_image,
-    is_web_url,
     load_chat_image,
 )
 

@@ -17,9 +17,9 @@ from sqlalchemy.orm import Session
 
 from horde import metrics
 from horde.apis.requests import get_config
+from horde.chat.reply_rules import explain_cut_reply
 from horde.chat_signal import ChatEvent, publish_chat_event
 from horde.classes.base.worker import is_backend_validated
-from horde.classes.kobold._chat_reply import explain_cut_reply
 from horde.classes.kobold.chat_request import (
     CHAT_WORKER_FAULT_MESSAGES,
     ChatSubmission,

@@ -26,13 +26,13 @@ from horde.apis.v2 import _text_progress as posting
 from horde.apis.v2 import _text_prompt as prompting
 from horde.apis.v2 import _text_status as following
 from horde.apis.v2 import _text_submit as submitting
-from horde.chat_contract import MAX_CHAT_BODY_BYTES
-from horde.chat_progress import PostOutcome
-from horde.classes.kobold._chat_images import (
+from horde.chat.images import (
     SubmittedImage,
     check_total_of_data_urls,
     list_kept_images,
 )
+from horde.chat_contract import MAX_CHAT_BODY_BYTES
+from horde.chat_progress import PostOutcome
 from horde.classes.kobold.chat_request import (
     ChatDeclaration,
     ChatMessagesOffload,

@@ -29,6 +29,52 @@ from horde_sdk.generation_parameters.text.chat_policy import (
 )
 from horde_sdk.worker.chat_declaration import ChatFinishReason, ChatImageTransport
 
+from horde.chat.context import (
+    MessageSizes,
+    SizedContext,
+    find_dropped_messages,
+    lower_max_length,
+    size_chat_context,
+)
+from horde.chat.declaration import ChatDeclaration, parse_chat_declaration_fields
+from horde.chat.images import list_image_parts
+from horde.chat.messages import (
+    carries_tool_turn,
+    parse_messages,
+    rewrite_message_texts,
+)
+from horde.chat.parameters import (
+    check_choice_count,
+    check_known_keys,
+    check_unapplied_keys,
+    parse_decimal,
+    parse_models,
+    parse_reasoning_effort,
+    parse_seed,
+    parse_stop,
+    parse_stream,
+    parse_token_limit,
+)
+from horde.chat.reply_rules import (
+    check_call_ids,
+    check_called_functions,
+    check_tool_choice,
+    keep_single_call,
+)
+from horde.chat.stored_objects import (
+    ChatMessagesOffload,
+    build_chat_image_key,
+    build_chat_image_reference,
+    build_offload,
+)
+from horde.chat.submission import (
+    ChatSubmission,
+    SubmissionState,
+    check_submitted_model,
+    check_text_job_submission,
+    is_chat_submission,
+    parse_chat_submission,
+)
 from horde.chat_contract import (
     WORKER_FAULT_MESSAGES,
     ChatHordeOptions,
@@ -47,53 +93,7 @@ from horde.chat_contract import (
     parse_tools,
     request_conflict,
 )
-from horde.classes.kobold._chat_context import (
-    MessageSizes,
-    SizedContext,
-    find_dropped_messages,
-    lower_max_length,
-    size_chat_context,
-)
-from horde.classes.kobold._chat_declaration import ChatDeclaration, parse_chat_declaration_fields
-from horde.classes.kobold._chat_images import list_image_parts
-from horde.classes.kobold._chat_messages import (
-    carries_tool_turn,
-    parse_messages,
-    rewrite_message_texts,
-)
-from horde.classes.kobold._chat_objects import (
-    ChatMessagesOffload,
-    build_chat_image_key,
-    build_chat_image_reference,
-    build_offload,
-)
-from horde.classes.kobold._chat_params import (
-    check_choice_count,
-    check_known_keys,
-    check_unapplied_keys,
-    parse_decimal,
-    parse_models,
-    parse_reasoning_effort,
-    parse_seed,
-    parse_stop,
-    parse_stream,
-    parse_token_limit,
-)
-from horde.classes.kobold._chat_reply import (
-    check_call_ids,
-    check_called_functions,
-    check_response_format,
-    check_tool_choice,
-    keep_single_call,
-)
-from horde.classes.kobold._chat_submit import (
-    ChatSubmission,
-    SubmissionState,
-    check_submitted_model,
-    check_text_job_submission,
-    is_chat_submission,
-    parse_chat_submission,
-)
+from horde.classes.kobold.reply_format import check_response_format
 from horde.classes.kobold.text_params import (
     CHAT_PENALTY_RANGES,
     DEFAULT_MAX_CONTEXT_LENGTH,

@@ -11,13 +11,16 @@ from typing import Final
 
 from horde_sdk.generation_parameters.text.chat_limits import OPENAI_SAMPLING_RANGES
 
-from horde.chat_contract import MAX_STOP_SEQUENCE_CHARACTERS, MAX_STOP_SEQUENCE_COUNT
+from horde.chat_contract import (
+    MAX_CONTEXT_LENGTH,
+    MAX_STOP_SEQUENCE_CHARACTERS,
+    MAX_STOP_SEQUENCE_COUNT,
+)
 from horde.exceptions import BadRequest, PayloadInvalid
 from horde.return_codes import ReturnCode
 
 DEFAULT_TEXT_MAX_LENGTH: Final = 80
 DEFAULT_MAX_CONTEXT_LENGTH: Final = 2048
-MAX_CONTEXT_LENGTH: Final = 1048576
 MAX_SAMPLER_ORDER_COUNT: Final = 64  # backends know about seven samplers; a repeat is allowed
 MIN_SAMPLER_ORDER_COUNT: Final = 7  # a backend applies an incomplete order as garbage
 

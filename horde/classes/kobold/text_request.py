@@ -19,11 +19,11 @@ from pydantic import (
     model_validator,
 )
 
-from horde.classes.kobold._chat_context import grow_context
+from horde.chat.context import grow_context
+from horde.chat_contract import MAX_CONTEXT_LENGTH
 from horde.classes.kobold.text_params import (
     DEFAULT_MAX_CONTEXT_LENGTH,
     DEFAULT_TEXT_MAX_LENGTH,
-    MAX_CONTEXT_LENGTH,
     parse_text_params,
 )
 from horde.exceptions import BadRequest, PayloadInvalid

@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from horde.chat.image_urls import ImageRefused, check_image_bytes, estimate_data_url_bytes
 from horde.chat_contract import (
     MAX_CHAT_IMAGE_COUNT,
     MAX_CHAT_IMAGE_TOTAL_BYTES,
     ChatRequestRefused,
     JsonObject,
 )
-from horde.image import ImageRefused, check_image_bytes, estimate_data_url_bytes
 from horde.return_codes import ReturnCode
 
 

@@ -2,7 +2,7 @@
 """The program of the helper process that compiles clients' schemas; run as a file, so it imports
 nothing of this project.
 
-Reads JSON `[content, schema]` and answers each with one letter; see `_chat_schema.py`, which starts
+Reads JSON `[content, schema]` and answers each with one letter; see `reply_schema.py`, which starts
 it, and `horde.helper_process` for the framing.
 """
 

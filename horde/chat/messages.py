@@ -9,6 +9,7 @@ values".
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from horde.chat.images import check_submitted_images, list_image_parts
 from horde.chat_contract import (
     CHAT_IMAGE_DETAILS,
     CHAT_MESSAGE_KEYS,
@@ -25,7 +26,6 @@ from horde.chat_contract import (
     parse_tool_calls,
     unsupported_parameter,
 )
-from horde.classes.kobold._chat_images import check_submitted_images, list_image_parts
 
 
 def parse_messages(value: object) -> list[JsonObject]:

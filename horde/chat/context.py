@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from horde.chat_contract import (
+    MAX_CONTEXT_LENGTH,
     ChatContextAdjustmentReason,
     ChatContextFit,
     JsonObject,
@@ -16,7 +17,6 @@ from horde.chat_contract import (
     estimate_flattened_tokens,
     flatten_chat_message,
 )
-from horde.classes.kobold.text_params import MAX_CONTEXT_LENGTH
 from horde.exceptions import BadRequest
 from horde.json_text import write_document
 from horde.return_codes import ReturnCode

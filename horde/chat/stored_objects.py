@@ -12,10 +12,11 @@ from uuid import UUID
 
 from horde.chat_contract import JsonObject
 from horde.json_text import write_document
-from horde.r2 import CHAT_MESSAGES_SUFFIX
 
 STORED_IMAGE_SCHEME: Final = "horde-r2://"
 JPEG_URL_PREFIX: Final = "data:image/jpeg;base64,"
+# Tells the messages of a request from its images, which lie in another bucket.
+CHAT_MESSAGES_SUFFIX: Final = "_chat_messages.json"
 # Base64 of images shrinks by a quarter at every level, and text by most of what it can.
 GZIP_LEVEL: Final = 1
 

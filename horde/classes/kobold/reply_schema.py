@@ -38,7 +38,7 @@ class SchemaHelperUnavailable(ServiceUnavailable):
 
 
 _pool: Final = HelperPool(
-    Path(__file__).with_name("_chat_schema_helper.py"),
+    Path(__file__).with_name("reply_schema_helper.py"),
     max_count=MAX_HELPER_COUNT,
     max_waiting_count=MAX_WAITING_COUNT,
     wait_seconds=5.0,  # a free helper may still have to start

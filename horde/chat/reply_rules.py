@@ -4,23 +4,21 @@
 Source: docs/reference/chat_requests.md, "Reply verification".
 """
 
-import json
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 from horde_sdk.generation_parameters.text.chat_policy import (
-    ChatResponseFormatType,
     ChatToolChoiceMode,
 )
 
+from horde.chat.submission import submission_invalid
 from horde.chat_contract import JsonObject
-from horde.classes.kobold._chat_schema import SchemaVerdict, check_content_against_schema
-from horde.classes.kobold._chat_submit import submission_invalid
 from horde.exceptions import BadRequest
 from horde.return_codes import ReturnCode
 
 
-def _nonconformant(message: str) -> BadRequest:
+def nonconformant_reply(message: str) -> BadRequest:
+    """400 of a reply that breaks a strict request's form."""
     return BadRequest(message, ReturnCode.CHAT_SUBMIT_NONCONFORMANT)
 
 
@@ -28,7 +26,7 @@ def explain_cut_reply(refused: BadRequest, max_length: int) -> BadRequest:
     """The refusal of a strict reply that ended at its limit of tokens: the cut is what broke its
     form, and the requester can mend it.
     """
-    return _nonconformant(
+    return nonconformant_reply(
         f"The reply was cut at the limit of {max_length} tokens before it was complete. Raise"
         f" 'max_tokens', or ask for a shorter reply. {refused.message}"
     )
@@ -64,17 +62,17 @@ def check_tool_choice(message: JsonObject, extras: Mapping[str, Any]) -> None:
     choice = extras.get("tool_choice")
     names = _list_called_names(message)
     if choice == ChatToolChoiceMode.NONE.value and names:
-        raise _nonconformant(
+        raise nonconformant_reply(
             "The request's 'tool_choice' is 'none', so the reply cannot carry 'tool_calls'."
         )
     if choice == ChatToolChoiceMode.REQUIRED.value and not names:
-        raise _nonconformant(
+        raise nonconformant_reply(
             "The request's 'tool_choice' is 'required', so the reply needs 'tool_calls'."
         )
     if isinstance(choice, dict):
         forced = choice["function"]["name"]
         if not names or any(name != forced for name in names):
-            raise _nonconformant(
+            raise nonconformant_reply(
                 f"The request's 'tool_choice' is the function '{forced}', so the reply has to call"
                 " it alone."
             )
@@ -82,48 +80,3 @@ def check_tool_choice(message: JsonObject, extras: Mapping[str, Any]) -> None:
 
 def _list_called_names(message: JsonObject) -> list[str]:
     return [call["function"]["name"] for call in message.get("tool_calls") or ()]
-
-
-def check_response_format(message: JsonObject, extras: Mapping[str, Any]) -> None:
-    """The text has the form the request asks for; a reply that only calls is exempt."""
-    response_format = extras.get("response_format")
-    content = message.get("content") or ""
-    if response_format is None or (not content and message.get("tool_calls")):
-        return
-    json_schema = response_format.get("json_schema") or {}
-    if (
-        response_format["type"] == ChatResponseFormatType.JSON_SCHEMA.value
-        and json_schema.get("strict") is True
-    ):
-        _check_schema(content, json_schema["schema"])
-    elif not _is_json_object(content):
-        raise _nonconformant(
-            f"The request's 'response_format' is '{response_format['type']}', so the reply has to"
-            " be a JSON object."
-        )
-
-
-def _check_schema(content: str, schema: object) -> None:
-    verdict = check_content_against_schema(content, schema)
-    if verdict is SchemaVerdict.UNCOMPILABLE:
-        raise _nonconformant(
-            "The reply cannot be checked: the request's 'response_format' schema cannot be"
-            " compiled."
-        )
-    if verdict is SchemaVerdict.NOT_JSON:
-        raise _nonconformant(
-            "The request's 'response_format' is 'json_schema', so the reply has to be JSON."
-        )
-    if verdict is SchemaVerdict.MISMATCH:
-        raise _nonconformant("The reply does not match the request's 'response_format' schema.")
-
-
-def _is_json_object(content: str) -> bool:
-    try:
-        return isinstance(json.loads(content, parse_constant=_refuse_constant), dict)
-    except (ValueError, RecursionError):
-        return False
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(name)
