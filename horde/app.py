@@ -77,7 +77,7 @@ def create_app(
     app.extensions[RESOLVER_EXTENSION] = resolve_client_address
     app.extensions[heartbeat.NODE_EXTENSION] = node
 
-    engine = db.connect(config)
+    engine = db.connect(config, answer_seconds=config.database_answer_seconds)
     node.watch_database(engine)
     metrics.set_gauge_source("horde.db.pool_connections", lambda: observe_pool(engine.pool))
     redis_ctrl.connect(config)

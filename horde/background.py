@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from opentelemetry.metrics import Observation
-from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
-from horde import metrics
+from horde import metrics, postgres
 from horde.config import Config
 from horde.exceptions import HordeError
 from horde.logger import build_failure_fields, get_logger
@@ -34,9 +34,25 @@ JOB_THREADS = 4  # a slow clean-up must not hold up the others
 LEADER_LOCK = 0x686F7264_6C640001  # of this database's advisory locks; any number nobody else uses
 
 # A host that dies sends no goodbye: without these the database would keep its lock for two hours.
-_SERVER_OPTIONS = (
-    "-c timezone=utc -c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 -c"
-    " tcp_keepalives_count=3"
+_SERVER_OPTIONS = "-c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=3"
+ELECTION_ANSWER_SECONDS = 5.0
+# A job may fold or delete for long; a frozen server ends it all the same.
+JOB_ANSWER_SECONDS = 300.0
+
+
+# A server that stopped writing has been replaced by another one, whose lock somebody else may have.
+_WRITES = "current_setting('transaction_read_only') = 'off'"
+_TAKE_LOCK = text(f"SELECT CASE WHEN {_WRITES} THEN pg_try_advisory_lock(:key) ELSE false END")
+# The lock is looked for and not taken for granted: a pooler may have given this session another
+# server process.
+_HOLDS_LOCK = text(
+    f"""
+    SELECT {_WRITES} AND EXISTS (
+        SELECT FROM pg_locks
+        WHERE locktype = 'advisory' AND granted AND pid = pg_backend_pid() AND objsubid = 1
+            AND (classid::bigint << 32) | objid::bigint = :key
+    )
+    """
 )
 
 
@@ -96,12 +112,11 @@ class Leadership:
     def _hold_lock(self) -> bool:
         if self._connection is None:
             self._connection = self._engine.connect()
-        if self.is_leader:
-            self._connection.execute(text("SELECT 1"))  # the lock lives as long as the session does
-            return True
-        return bool(
-            self._connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": LEADER_LOCK})
-        )
+        statement = _HOLDS_LOCK if self.is_leader else _TAKE_LOCK
+        is_leader = bool(self._connection.scalar(statement, {"key": LEADER_LOCK}))
+        if self.is_leader and not is_leader:
+            self.resign()  # whatever this session leads to, it is not the lock
+        return is_leader
 
 
 @dataclass(slots=True)
@@ -150,7 +165,8 @@ class Background:
         started_at = self._clock()
         pause = schedule.job.period_seconds
         try:
-            schedule.job.run()
+            with postgres.waiting_up_to(JOB_ANSWER_SECONDS):
+                schedule.job.run()
         except HordeError as error:  # the database is away, which says nothing about the job
             pause = RETRY_SECONDS
             metrics.job_failures.add(1, {"horde.job": schedule.job.name})
@@ -176,7 +192,7 @@ class BackgroundThread:
     """The clock's thread and all that it holds."""
 
     def __init__(self, config: Config, jobs: Sequence[Job]) -> None:
-        self._leadership = Leadership(_build_election_engine(config))
+        self._leadership = Leadership(build_election_engine(config))
         self._background = Background(jobs, self._leadership.refresh)
         self._stop = threading.Event()
         self._thread = threading.Thread(
@@ -216,14 +232,15 @@ def start_background(config: Config, jobs: Sequence[Job]) -> BackgroundThread:
     return thread
 
 
-def _build_election_engine(config: Config) -> Engine:
-    return create_engine(
-        config.database_url,
+def build_election_engine(config: Config) -> Engine:
+    """The engine of `Leadership`: one connection past any pooler, whose host is noticed when it
+    dies.
+    """
+    return postgres.build_engine(
+        config.session_url,
+        answer_seconds=ELECTION_ANSWER_SECONDS,
+        name="horde election",
+        server_options=_SERVER_OPTIONS,
         poolclass=NullPool,
         isolation_level="AUTOCOMMIT",
-        connect_args={
-            "connect_timeout": 5,
-            "options": _SERVER_OPTIONS,
-            "application_name": "horde election",
-        },
     )

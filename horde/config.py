@@ -284,6 +284,18 @@ class Config:
         ),
         named("DATABASE_URL"),
     ] = field(repr=False)
+    # Past a pooler that lends sessions; empty is database_url.
+    database_direct_url: Annotated[
+        str,
+        Read(
+            parse_database_url, "an address such as postgresql://user:password@host:5432/database"
+        ),
+        named("HORDE_DATABASE_DIRECT_URL"),
+    ] = field(default="", repr=False)
+    # For each answer of the database to a request.
+    database_answer_seconds: Annotated[
+        float, within(0.1, 3600), named("HORDE_DATABASE_ANSWER_SECONDS")
+    ] = 10.0
     redis_url: RedisUrl = field(default="redis://127.0.0.1:6379", repr=False)
     # An AI Horde mirrors its caches to a list of servers; here one address serves all.
     ignored_settings: Annotated[
@@ -411,6 +423,11 @@ class Config:
     # names shown to people
     title: Annotated[Text, named("HORDE_TITLE")] = "Horde"
     contact_email: Annotated[Text, named("HORDE_EMAIL")] = ""
+
+    @property
+    def session_url(self) -> str:
+        """The address for what needs a database session of its own: migrations, the election."""
+        return self.database_direct_url or self.database_url
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Self:

@@ -8,22 +8,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
-from sqlalchemy import (
-    Connection,
-    Dialect,
-    Engine,
-    Table,
-    Text,
-    TypeDecorator,
-    create_engine,
-    event,
-    insert,
-)
+from sqlalchemy import Connection, Dialect, Engine, Table, Text, TypeDecorator, event, insert
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
 
-from horde import metrics
+from horde import metrics, postgres
 from horde.config import Config
 from horde.exceptions import ServiceUnavailable
 from horde.json_text import read_json, write_document
@@ -31,10 +21,7 @@ from horde.json_text import read_json, write_document
 logger = logging.getLogger(__name__)
 
 DEADLOCK_ATTEMPTS = 5
-DEADLOCK_CODES = frozenset({"40P01", "40001"})  # deadlock detected, serialization failure
-LOCK_NOT_AVAILABLE = "55P03"
 # Connection exceptions, operator intervention, out of connections.
-LOST_CONNECTION_CLASSES = ("08", "57P", "53")
 _AFTER_COMMIT = "horde.after_commit"
 READS_ALONE = "horde_reads_alone"  # execution option of the connections that `reading` uses
 
@@ -78,21 +65,20 @@ class _State:
     reading_sessions: sessionmaker[Session] | None = None
 
 
-def connect(config: Config) -> Engine:
-    """Make the engine and session factory of this process; connections open on first use."""
-    engine = create_engine(
+def connect(config: Config, *, answer_seconds: float | None = None) -> Engine:
+    """Make the engine and session factory of this process; connections open on first use.
+
+    `answer_seconds` bounds the wait for each answer of the database; commands have no bound.
+    """
+    engine = postgres.build_engine(
         config.database_url,
+        answer_seconds=answer_seconds,
+        name="horde",
         pool_size=config.db_pool_size,
         max_overflow=config.db_max_overflow,
         pool_timeout=config.db_pool_timeout_seconds,
         pool_use_lifo=True,  # idle connections close by age instead of being kept warm in turn
         executemany_mode="values_plus_batch",  # several rows in one round trip
-        hide_parameters=True,  # prompts and keys must not reach a log through an exception's text
-        connect_args={
-            "connect_timeout": 5,
-            "options": "-c timezone=utc",
-            "application_name": "horde",
-        },
     )
     _State.engine = engine
     _State.sessions = sessionmaker(engine, expire_on_commit=False)
@@ -272,20 +258,13 @@ def _roll_back_quietly(session: Session) -> None:
 def _find_unavailability(error: DBAPIError) -> ServiceUnavailable | None:
     """What a client is told of a failure that a later attempt may not meet; None for a defect."""
     code = getattr(error.orig, "pgcode", None)
-    if code in DEADLOCK_CODES:
+    if code in postgres.DEADLOCKED:
         return TransactionLost("The database is busy. Try again.")
-    if code == LOCK_NOT_AVAILABLE:
+    if code == postgres.LOCK_NOT_AVAILABLE:
         return RowsLocked("The database is busy. Try again.")
-    if _is_lost(error):
+    if postgres.is_overloaded(error):
+        logger.error("horde.db.overloaded", extra={"sqlstate": code})
+        return ServiceUnavailable("The database cannot do this now. Try again later.")
+    if postgres.is_gone(error):
         return ServiceUnavailable("The database cannot be reached. Try again later.")
     return None
-
-
-def _is_lost(error: DBAPIError) -> bool:
-    """Whether the server went away, as opposed to refusing what was asked."""
-    code = getattr(error.orig, "pgcode", None)
-    if error.connection_invalidated:
-        return True
-    return type(error.orig).__name__ in {"OperationalError", "InterfaceError"} and (
-        code is None or code.startswith(LOST_CONNECTION_CLASSES)
-    )

@@ -33,7 +33,6 @@ from gunicorn.http.errors import (
 )
 from gunicorn.workers.gthread import ThreadWorker
 from opentelemetry.metrics import Observation
-from sqlalchemy import NullPool, create_engine
 
 from horde import db, metrics
 from horde.apis.v2.heartbeat import NODE_EXTENSION
@@ -44,6 +43,7 @@ from horde.clock import utcnow
 from horde.config import Config
 from horde.connections import BoundedSocket, ClientTooSlow, NoPlaceToWait
 from horde.database.account_cache import start_account_listener
+from horde.database.fitness import check_database, open_session_engine
 from horde.database.kudos import get_fold_lag_seconds
 from horde.database.migrate import check_secret_key, require_current_schema
 from horde.database.threads import list_jobs
@@ -341,19 +341,18 @@ def bound_socket_waits(arbiter: Any) -> None:
         )
 
 
-def check_database(config: Config) -> None:
-    """Raise before a process is started: SchemaError, ConfigError for another secret_key than the
-    database's, a driver's error when there is no database.
+def check_start(config: Config) -> None:
+    """Raise before a process is started: DatabaseUnfit, SchemaError, ConfigError for another
+    secret_key than the database's, a driver's error when there is no database.
     """
-    engine = create_engine(
-        config.database_url, poolclass=NullPool, connect_args={"connect_timeout": 5}
-    )
-    require_current_schema(engine)
-    check_secret_key(engine, config.secret_key)
+    check_database(config)
+    with open_session_engine(config) as engine:
+        require_current_schema(engine)
+        check_secret_key(engine, config.secret_key)
 
 
 def serve(config: Config) -> None:
-    """Serve until a signal ends it. Raises what `check_database` raises, and OSError for a metrics
+    """Serve until a signal ends it. Raises what `check_start` raises, and OSError for a metrics
     port that is taken.
     """
     for name in config.ignored_settings:
@@ -361,7 +360,7 @@ def serve(config: Config) -> None:
     if not config.s3_endpoint:
         # Requests with images are refused, and nothing else.
         logger.warning("horde.store.not_configured")
-    check_database(config)
+    check_start(config)
     freeze_objects()  # before the processes are forked, which then share the pages
     endpoint = (
         MetricsEndpoint(config.metrics_port, config.metrics_listen) if config.metrics_port else None

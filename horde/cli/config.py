@@ -9,12 +9,18 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 
 from redis.exceptions import RedisError
-from sqlalchemy import Engine, NullPool, create_engine, text
+from sqlalchemy import Engine, text
 from sqlalchemy.exc import DBAPIError
 
 from horde import r2
 from horde.cli.bridge import BACKEND_KEY_VARIABLE, KEY_VARIABLE
 from horde.config import SETTINGS, Config, FrontConfig
+from horde.database.fitness import (
+    NEEDED_ENCODING,
+    check_encoding,
+    check_sessions,
+    open_session_engine,
+)
 from horde.database.migrate import SchemaError, check_secret_key, require_current_schema
 from horde.outbound import OutboundFailed, fetch_text
 from horde.r2 import StoreUnavailable
@@ -24,6 +30,7 @@ from horde.settings import ConfigError, iter_settings
 EXIT_MISFIT = 1  # the settings can be used, and a service does not fit them
 EXIT_UNUSABLE = 2
 CONNECT_SECONDS = 5
+ANSWER_SECONDS = 30.0
 PROBE_KEY = "horde:config_check"
 PROBE_MILLISECONDS = 1000
 MAX_ANSWER_BYTES = 64 * 1024
@@ -101,17 +108,14 @@ def check_server(environment: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding("server settings", False, str(error))
         return
     yield Finding("server settings", True, "can be used")
-    engine = create_engine(
-        config.database_url,
-        poolclass=NullPool,
-        connect_args={"connect_timeout": CONNECT_SECONDS},
-    )
-    database = probe("database", lambda: describe_database(engine))
-    yield database
-    if database.fits:
-        yield probe("encoding", lambda: describe_encoding(engine))
-        yield probe("schema", lambda: describe_schema(engine))
-        yield probe("secret_key", lambda: describe_secret_key(engine, config.secret_key))
+    with open_session_engine(config, answer_seconds=ANSWER_SECONDS) as engine:
+        database = probe("database", lambda: describe_database(engine))
+        yield database
+        if database.fits:
+            yield probe("encoding", lambda: describe_encoding(engine))
+            yield probe("sessions", lambda: describe_sessions(engine, config))
+            yield probe("schema", lambda: describe_schema(engine))
+            yield probe("secret_key", lambda: describe_secret_key(engine, config.secret_key))
     yield probe("redis", lambda: describe_redis(config.redis_url))
     if config.s3_endpoint:
         yield probe("object store", lambda: describe_store(config))
@@ -153,12 +157,15 @@ def describe_database(engine: Engine) -> str:
 
 
 def describe_encoding(engine: Engine) -> str:
-    """The encoding, which has to be able to write every text."""
-    with engine.connect() as connection:
-        encoding = str(connection.scalar(text("SHOW server_encoding")))
-    if encoding != "UTF8":
-        raise Misfit(f"the database is {encoding}; it has to be UTF8")
-    return encoding
+    """The encoding, which has to be able to write every text. Raises DatabaseUnfit."""
+    check_encoding(engine)
+    return NEEDED_ENCODING
+
+
+def describe_sessions(engine: Engine, config: Config) -> str:
+    """That the election and migrations have sessions of their own. Raises DatabaseUnfit."""
+    check_sessions(engine, config)
+    return "are not lent"
 
 
 def describe_schema(engine: Engine) -> str:

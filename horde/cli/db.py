@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from horde import db
 from horde.cli._operating import describe_database_error, read_settings
+from horde.database.fitness import check_database, open_session_engine
 from horde.database.migrate import MigrationState, SchemaError, list_migration_states, migrate
 from horde.logger import configure_logging
 
@@ -45,19 +45,18 @@ def run(args: argparse.Namespace) -> int:
     config = read_settings(os.environ, uses_keys=args.action == "migrate")
     configure_logging(config.log_level, config.log_json)
     try:
-        engine = db.connect(config)
-        if args.action == "status":
-            return print_states(list_migration_states(engine))
-        wait_for_database(engine, args.wait)
-        applied = migrate(engine, secret_key=config.secret_key, target=args.to)
+        with open_session_engine(config) as engine:
+            if args.action == "status":
+                return print_states(list_migration_states(engine))
+            wait_for_database(engine, args.wait)
+            check_database(config)
+            applied = migrate(engine, secret_key=config.secret_key, target=args.to)
     except SchemaError as error:
         print(f"horde db: {error}", file=sys.stderr)
         return EXIT_REFUSED
     except DBAPIError as error:
         print(f"horde db: {describe_database_error(error)}", file=sys.stderr)
         return EXIT_REFUSED
-    finally:
-        db.disconnect()
     print(f"applied {', '.join(applied)}" if applied else "nothing to apply")
     return 0
 

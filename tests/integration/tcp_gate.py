@@ -35,6 +35,13 @@ class TcpGate:
     def is_closed(self) -> bool:
         return self._listener is None
 
+    def lead_to(self, service_url: str) -> None:
+        """Forward new connections to another service; those there are stay where they are."""
+        parts = urllib.parse.urlsplit(service_url)
+        assert parts.hostname is not None
+        assert parts.port is not None
+        self._target = (parts.hostname, parts.port)
+
     def open(self) -> None:
         """Listen, at the same port as before."""
         listener = socket.create_server(("127.0.0.1", self.port), reuse_port=False)
@@ -67,7 +74,11 @@ class TcpGate:
             except OSError:
                 return
             self.connection_count += 1
-            service = socket.create_connection(self._target)
+            try:
+                service = socket.create_connection(self._target)
+            except OSError:  # nobody is there just now
+                client.close()
+                continue
             with self._lock:
                 is_closed = self._listener is not listener
                 if not is_closed:

@@ -14,7 +14,7 @@ def test_the_start_warns_of_settings_that_are_ignored(
     def refuse(_config: Config) -> None:
         raise SchemaError("old")
 
-    monkeypatch.setattr(server, "check_database", refuse)
+    monkeypatch.setattr(server, "check_start", refuse)
     with pytest.raises(SchemaError):
         server.serve(
             Config(
@@ -36,7 +36,7 @@ def test_the_start_warns_of_a_missing_store(
     def refuse(_config: Config) -> None:
         raise SchemaError("old")
 
-    monkeypatch.setattr(server, "check_database", refuse)
+    monkeypatch.setattr(server, "check_start", refuse)
     with pytest.raises(SchemaError):
         server.serve(
             Config(database_url="postgresql://host/name", secret_key="salt", s3_endpoint=endpoint)
