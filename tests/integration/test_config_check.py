@@ -15,7 +15,7 @@ from horde.config import Config
 from horde.database.migrate import migrate
 from horde.server import check_start
 from horde.settings import ConfigError
-from tests.services import make_database
+from tests.services import RUN_FOLDER_VARIABLE, RUN_OWNER_VARIABLE, make_database
 
 SECRET = "salt of the check"
 
@@ -46,6 +46,8 @@ def check(
     """The exit code and the findings by name, with some settings changed."""
 
     def run(*words: str, **changed: str) -> tuple[int, dict[str, tuple[bool | None, str]]]:
+        for name in (RUN_FOLDER_VARIABLE, RUN_OWNER_VARIABLE):  # of the tests, no settings
+            monkeypatch.delenv(name, raising=False)
         for name, value in {**environment, **changed}.items():
             monkeypatch.setenv(name, value)
         code = main(["config", "check", "--json", *words])
@@ -78,6 +80,7 @@ def test_what_fits_is_said_to_fit(check: Check) -> None:
         "server settings",
         "database",
         "encoding",
+        "sessions",
         "schema",
         "secret_key",
         "redis",
