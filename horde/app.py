@@ -25,7 +25,7 @@ from horde.apis.responses import (
     register_response_hooks,
     write_json_with_standard_library,
 )
-from horde.apis.v2 import base, heartbeat, kobold, sharedkeys, workers
+from horde.apis.v2 import base, heartbeat, kobold, operations, sharedkeys, workers
 from horde.apis.v2 import users as user_routes
 from horde.config import VERSION, Config
 from horde.database import users
@@ -38,6 +38,7 @@ RESOURCE_MODULES: tuple[ModuleType, ...] = (
     kobold,
     user_routes,
     sharedkeys,
+    operations,
     register,
 )
 """Modules with a `register(api)` that adds their routes."""

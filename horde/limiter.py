@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from ipaddress import ip_address, ip_network
 from typing import Any, cast
 
 from flask import Flask, Response, current_app, request
@@ -20,11 +19,11 @@ from limits import parse
 
 from horde import redis_ctrl
 from horde.config import Config, build_redis_url
+from horde.ip_subject import build_ip_subject
 
 ANONYMOUS_API_KEY = "0000000000"
 WHITELIST_SECONDS = 24 * 3600
 MAX_WHITELISTED_ADDRESSES = 10_000  # bounds the memory; the oldest goes first
-IPV6_SUBJECT_PREFIX = 64  # a household gets a /64, so its single addresses are no limit at all
 
 EXTENSION = "horde.limits"
 _OWN_LIMIT = "__horde_own_limit__"
@@ -68,19 +67,6 @@ class _Limits:
     whitelist: Whitelist
 
 
-def build_limit_subject(address: str) -> str:
-    """Who is counted: an IPv4 address, the /64 of an IPv6 address, or the text as it is."""
-    try:
-        parsed = ip_address(address)
-    except ValueError:
-        return address
-    return (
-        str(parsed)
-        if parsed.version == 4
-        else str(ip_network((parsed, IPV6_SUBJECT_PREFIX), strict=False))
-    )
-
-
 def init_limiter(app: Flask, config: Config, get_address: Callable[[], str]) -> None:
     """Count the requests of `app`; `get_address` answers with the client's address of the request
     at hand.
@@ -117,7 +103,7 @@ def _get_limits() -> _Limits:
 
 
 def _address_key() -> str:
-    return build_limit_subject(_get_limits().get_address())
+    return build_ip_subject(_get_limits().get_address())
 
 
 def _path_key() -> str:
@@ -224,6 +210,7 @@ limit_status_delete = _limit((lambda: _get_limits().config.status_delete_limit, 
 limit_pop = _limit(("60/second", _address_key))
 limit_submit = _limit(("60/second", _address_key))
 limit_user = _limit(("60/minute", _path_key))
+limit_user_list = _limit(("90/minute", _address_key))
 # Accounts are free, so they are not made by the thousand.
 limit_register = _limit(("10/minute", _path_key))
 limit_worker = _limit(("30/minute", _path_key))

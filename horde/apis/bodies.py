@@ -4,24 +4,10 @@
 from collections.abc import Mapping
 
 from flask import request
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from horde.apis.requests import read_json_object
 from horde.exceptions import PayloadInvalid
-
-
-class Body(BaseModel):
-    """A body of optional keys: unknown keys are ignored, null is as absent, and a string is never a
-    number.
-    """
-
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
-
-
-class Query(BaseModel):
-    """A query string: values arrive as text, so numbers and booleans are read from it."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
 
 def read_body[M: BaseModel](model: type[M]) -> M:

@@ -9,12 +9,12 @@ from flask_restx import Api
 
 from horde import clock
 from horde.apis.requests import get_config
-from horde.classes.base.user import MAX_USERNAME_LENGTH
 from horde.database.stats import read_horde_modes
 from horde.database.users import clean_username, create_user
 from horde.database.workers import is_profane
 from horde.db import reading, run_transaction
 from horde.limiter import limit_register
+from horde.shapes.users import MAX_USERNAME_LENGTH
 
 DEFAULT_USERNAME = "Pseudonymous"
 MAX_FORM_BYTES = 16 * 1024

@@ -15,6 +15,8 @@ from horde.exceptions import BadRequest
 from horde.json_text import read_json, write_document, write_json
 
 JSON_TYPE = "application/json"
+PRIVATE = {"Cache-Control": "private, no-store"}
+"""Headers of an answer that only its asker may keep."""
 ALLOWED_METHODS = "POST, GET, OPTIONS, PUT, DELETE, PATCH"
 ALLOWED_HEADERS = ", ".join(
     [

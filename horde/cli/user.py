@@ -10,12 +10,13 @@ from sqlalchemy.orm import Session
 
 from horde import db, redis_ctrl
 from horde.classes.base.kudos import to_kudos
-from horde.classes.base.user import MAX_USERNAME_LENGTH, UserRoleTypes
+from horde.classes.base.user import UserRoleTypes
 from horde.cli._operating import CommandRefused, run_on_database
 from horde.clock import utcnow
 from horde.config import Config
 from horde.database import users
 from horde.database.kudos import fold_postings, get_effective_kudos
+from horde.shapes.users import MAX_ADJUSTMENT, MAX_USERNAME_LENGTH
 
 EXIT_REFUSED = 1
 MOST_LISTED = 1000
@@ -68,8 +69,8 @@ def parse_kudos(text: str) -> Decimal:
         amount = Decimal(text)
     except InvalidOperation:
         raise argparse.ArgumentTypeError("kudos are a number") from None
-    if not amount.is_finite() or abs(amount) > users.MAX_ADJUSTMENT:
-        raise argparse.ArgumentTypeError(f"at most {users.MAX_ADJUSTMENT} kudos at once")
+    if not amount.is_finite() or abs(amount) > MAX_ADJUSTMENT:
+        raise argparse.ArgumentTypeError(f"at most {MAX_ADJUSTMENT} kudos at once")
     return to_kudos(amount)
 
 

@@ -25,6 +25,7 @@ from horde.classes.base.kudos import (
     StatPosting,
     StatTarget,
 )
+from horde.classes.base.suspicion import SUSPICION_LIMIT
 from horde.classes.base.user import (
     ANONYMOUS_ID,
     User,
@@ -38,7 +39,6 @@ from horde.database.functions import note_text_workers_changed
 from horde.db import after_commit
 
 TRUST_AGE = timedelta(days=7)
-SUSPICION_LIMIT = 5  # an account with as many points is never promoted by itself
 ACTIVITY_ENTRY_TYPES = frozenset({EntryType.GENERATION, EntryType.UPTIME_REWARD})
 WORKER_COUNTERS = ("kudos", "contributions", "fulfilments")
 

@@ -19,7 +19,7 @@ from horde.circuit_breaker import CircuitBreaker
 from horde.config import Config
 from horde.database.caches import TimedCache
 from horde.exceptions import Forbidden
-from horde.limiter import build_limit_subject
+from horde.ip_subject import build_ip_subject
 from horde.logger import get_logger
 from horde.outbound import OutboundFailed, fetch_text
 from horde.redis_ctrl import RedisUnavailable
@@ -65,7 +65,7 @@ def find_timeout_seconds(address: str) -> int | None:
     """
     try:
         own = redis_ctrl.call(
-            redis_ctrl.address_timeout_db, lambda client: client.pttl(build_limit_subject(address))
+            redis_ctrl.address_timeout_db, lambda client: client.pttl(build_ip_subject(address))
         )
         return _read_remaining_seconds(own) or _find_block_seconds(address)
     except RedisUnavailable:
@@ -76,7 +76,7 @@ def set_address_timeout(address: str, minutes: float) -> None:
     """Refuse an IPv4 address, or the /64 of an IPv6 address, from now on for so long. Raises
     RedisUnavailable.
     """
-    _write_timeout(build_limit_subject(address), minutes)
+    _write_timeout(build_ip_subject(address), minutes)
 
 
 def block_network(network: Network, minutes: float) -> None:
@@ -131,11 +131,11 @@ def is_safe_worker_address(address: str, config: Config) -> bool:
     """
     if not config.ip_checker or _is_whitelisted(address, config.whitelisted_addresses):
         return True
-    return _safety.get(build_limit_subject(address), lambda: _read_or_ask_safety(address, config))
+    return _safety.get(build_ip_subject(address), lambda: _read_or_ask_safety(address, config))
 
 
 def _read_or_ask_safety(address: str, config: Config) -> bool:
-    subject = build_limit_subject(address)
+    subject = build_ip_subject(address)
     try:
         stored = redis_ctrl.get_json(subject, redis_ctrl.address_safety_db)
     except RedisUnavailable:
@@ -198,7 +198,7 @@ def _checker_unavailable() -> Forbidden:
 
 
 def _is_whitelisted(address: str, whitelist: tuple[str, ...]) -> bool:
-    return address in whitelist or build_limit_subject(address) in whitelist
+    return address in whitelist or build_ip_subject(address) in whitelist
 
 
 def _find_block_seconds(address: str) -> int | None:

@@ -1,22 +1,40 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""An account as the API shows it, by how much the viewer may see."""
+"""Accounts as they are shown, by how much the viewer may see: one statement for one or for many."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from email.utils import format_datetime
 from enum import IntEnum
 from typing import Any
+from uuid import UUID
 
-from sqlalchemy import select
-from sqlalchemy.orm import Session, selectinload
+from sqlalchemy import (
+    ARRAY,
+    ColumnElement,
+    Row,
+    Select,
+    SQLColumnExpression,
+    String,
+    Text,
+    Uuid,
+    cast,
+    column,
+    func,
+    select,
+    table,
+)
+from sqlalchemy.dialects.postgresql import aggregate_order_by
+from sqlalchemy.orm import Session
 
 from horde.classes.base.processing_generation import ProcessingGeneration
+from horde.classes.base.suspicion import UserSuspicion
 from horde.classes.base.user import (
     ANONYMOUS_ID,
     WIPED,
     User,
     UserRecords,
     UserRecordTypes,
+    UserRole,
     UserRoleTypes,
     UserSharedKey,
     UserStats,
@@ -24,18 +42,20 @@ from horde.classes.base.user import (
 )
 from horde.classes.base.worker import Worker
 from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
+from horde.shapes import users as shapes
 
-KUDOS_ACTIONS = (
-    "accumulated",
-    "gifted",
-    "donated",
-    "admin",
-    "received",
-    "recurring",
-    "awarded",
-    "styled",
-)
 ACTIVE_GENERATIONS_LIMIT = 500  # as many as the largest concurrency allows
+MAX_SHOWN_STYLES = 1000  # bounds the answer; nobody has as many
+
+# Tables of parts that are only shown here.
+_styles = table(
+    "styles",
+    column("id", Uuid()),
+    column("name", String()),
+    column("style_type", String()),
+    column("user_id"),
+    column("public"),
+)
 
 
 class Privilege(IntEnum):
@@ -46,141 +66,112 @@ class Privilege(IntEnum):
     MODERATOR = 2
 
 
-def get_user_details(
+def find_user_details(
     session: Session, user_id: int, privilege: Privilege, now: datetime
-) -> dict[str, Any] | None:
-    """Everything a viewer may see of an account, as the API answers it; None for an unknown or
-    wiped one.
+) -> shapes.UserDetails | None:
+    """Everything a viewer may see of an account; None for an unknown or wiped one. One statement."""
+    row = session.execute(_select_details(privilege).where(User.id == user_id)).one_or_none()
+    return None if row is None else _build_details(row, privilege, now)
 
-    Six statements at most. Keys without a value are left out.
-    """
-    user = session.scalar(
-        select(User)
-        .where(User.id == user_id, User.oauth_id != WIPED)
-        .options(selectinload(User.roles))
+
+def list_user_details(
+    session: Session, *, sort: shapes.UserSort, offset: int, limit: int, now: datetime
+) -> list[shapes.UserDetails]:
+    """What everybody may see of a page of accounts, wiped ones left out. One statement."""
+    order = {
+        shapes.UserSort.KUDOS: (User.kudos.desc(), User.id),
+        shapes.UserSort.AGE: (User.created, User.id),
+    }[sort]
+    # The page first: what hangs from an account is read for the accounts on it alone.
+    page = (
+        select(User.id).where(User.oauth_id != WIPED).order_by(*order).offset(offset).limit(limit)
     )
-    if user is None:
-        return None
-    worker_ids = list(
-        session.scalars(
-            select(Worker.id).where(Worker.user_id == user_id).order_by(Worker.created, Worker.id)
-        )
-    )
-    details = {
-        **_build_public_part(user, now),
-        "worker_count": len(worker_ids),
-        "kudos_details": _get_kudos_details(session, user_id),
-        "records": _get_records(session, user_id),
-    }
-    if user.public_workers or privilege >= Privilege.OWNER:
-        details["worker_ids"] = [str(worker_id) for worker_id in worker_ids]
+    statement = _select_details(Privilege.PUBLIC).where(User.id.in_(page)).order_by(*order)
+    return [_build_details(row, Privilege.PUBLIC, now) for row in session.execute(statement)]
+
+
+def _select_details(privilege: Privilege) -> Select[Any]:
+    statement = select(*_list_public_columns(privilege)).where(User.oauth_id != WIPED)
     if privilege >= Privilege.OWNER:
-        details |= _build_owner_part(session, user)
+        statement = statement.add_columns(*_list_owner_columns())
     if privilege >= Privilege.MODERATOR:
-        details |= _build_moderator_part(user)
-    return {key: value for key, value in details.items() if value is not None}
-
-
-def _has(user: User, role: UserRoleTypes) -> bool:
-    return any(held.user_role is role and held.value for held in user.roles)
-
-
-def _build_public_part(user: User, now: datetime) -> dict[str, Any]:
-    return {
-        "username": user.alias,
-        "id": user.id,
-        "kudos": user.kudos,
-        "concurrency": user.concurrency,
-        "worker_invited": user.worker_invited,
-        "moderator": _has(user, UserRoleTypes.MODERATOR),
-        "styles": [],
-        "trusted": _has(user, UserRoleTypes.TRUSTED),
-        "flagged": _has(user, UserRoleTypes.FLAGGED),
-        "service": _has(user, UserRoleTypes.SERVICE),
-        "education": _has(user, UserRoleTypes.EDUCATION),
-        "customizer": _has(user, UserRoleTypes.CUSTOMIZER),
-        "deleted": _has(user, UserRoleTypes.DELETED),
-        "pseudonymous": is_pseudonymous(user.oauth_id),
-        "account_age": max(int((now - user.created).total_seconds()), 0),
-        "usage": {},  # superseded by `records`; clients still read the key
-        "contributions": {},
-    }
-
-
-def _build_owner_part(session: Session, user: User) -> dict[str, Any]:
-    sharedkey_ids = session.scalars(
-        select(UserSharedKey.id)
-        .where(UserSharedKey.user_id == user.id)
-        .order_by(UserSharedKey.created, UserSharedKey.id)
-    )
-    return {
-        "sharedkey_ids": [str(sharedkey_id) for sharedkey_id in sharedkey_ids],
-        "contact": user.contact,
-        "vpn": _has(user, UserRoleTypes.VPN),
-        "special": _has(user, UserRoleTypes.SPECIAL),
-        "active_generations": _list_active_generations(session, user.id),
-    }
-
-
-def _build_moderator_part(user: User) -> dict[str, Any]:
-    received = user.monthly_kudos_last_received
-    monthly: dict[str, Any] = {"amount": user.monthly_kudos}
-    if received is not None:
-        monthly["last_received"] = format_datetime(received.replace(tzinfo=UTC))
-    return {
-        "evaluating_kudos": user.evaluating_kudos,
-        "monthly_kudos": monthly,
-        "suspicious": 0,
-        "admin_comment": user.admin_comment,
-        "proxy_passkey": user.proxy_passkey,
-    }
-
-
-def _get_kudos_details(session: Session, user_id: int) -> dict[str, int]:
-    stored = session.execute(
-        select(UserStats.action, UserStats.value).where(UserStats.user_id == user_id)
-    )
-    known: Mapping[str, int] = {row.action: row.value for row in stored}
-    return {action: known.get(action, 0) for action in KUDOS_ACTIONS}
-
-
-def _get_records(session: Session, user_id: int) -> dict[str, dict[str, float | int]]:
-    stored = session.execute(
-        select(UserRecords.record_type, UserRecords.record, UserRecords.value).where(
-            UserRecords.user_id == user_id
+        statement = statement.add_columns(
+            User.evaluating_kudos,
+            User.monthly_kudos,
+            User.monthly_kudos_last_received,
+            User.admin_comment,
+            User.proxy_passkey,
+            _of_user(
+                select(func.count())
+                .select_from(UserSuspicion)
+                .where(UserSuspicion.user_id == User.id)
+            ).label("suspicions"),
         )
-    )
-    known: dict[tuple[UserRecordTypes, str], float] = {
-        (row.record_type, row.record): row.value for row in stored
-    }
-
-    def of(kind: UserRecordTypes, record: str) -> float:
-        return known.get((kind, record), 0.0)
-
-    def things(kind: UserRecordTypes) -> dict[str, float | int]:
-        return {"megapixelsteps": of(kind, "image"), "tokens": round(of(kind, "text"))}
-
-    def amounts(kind: UserRecordTypes) -> dict[str, float | int]:
-        return {record: round(of(kind, record)) for record in ("image", "text", "interrogation")}
-
-    return {
-        "usage": things(UserRecordTypes.USAGE),
-        "contribution": things(UserRecordTypes.CONTRIBUTION),
-        "fulfillment": amounts(UserRecordTypes.FULFILLMENT),
-        "request": amounts(UserRecordTypes.REQUEST),
-        "style": amounts(UserRecordTypes.STYLE),
-    }
+    return statement
 
 
-def _list_active_generations(session: Session, user_id: int) -> dict[str, list[str]]:
+def _list_public_columns(privilege: Privilege) -> list[SQLColumnExpression[Any]]:
+    shown_styles = select(_styles).where(_styles.c.user_id == User.id)
+    if privilege < Privilege.OWNER:
+        shown_styles = shown_styles.where(_styles.c.public)
+    shown = shown_styles.order_by(_styles.c.name).limit(MAX_SHOWN_STYLES).correlate(User).lateral()
+    return [
+        User.id.label("id"),
+        User.username.label("username"),
+        User.oauth_id.label("oauth_id"),
+        User.kudos.label("kudos"),
+        User.concurrency.label("concurrency"),
+        User.worker_invited.label("worker_invited"),
+        User.created.label("created"),
+        _of_user(
+            select(func.array_agg(cast(UserRole.user_role, Text), type_=ARRAY(Text))).where(
+                UserRole.user_id == User.id, UserRole.value.is_(True)
+            )
+        ).label("roles"),
+        User.public_workers,
+        _list_ids(Worker.id, Worker.user_id, Worker.created).label("worker_ids"),
+        _of_user(
+            select(func.json_object_agg(UserStats.action, UserStats.value)).where(
+                UserStats.user_id == User.id
+            )
+        ).label("stats"),
+        _of_user(
+            select(
+                func.json_agg(
+                    func.json_build_array(
+                        cast(UserRecords.record_type, Text), UserRecords.record, UserRecords.value
+                    )
+                )
+            ).where(UserRecords.user_id == User.id)
+        ).label("records"),
+        _of_user(
+            select(
+                func.json_agg(
+                    func.json_build_object(
+                        "name", shown.c.name, "id", shown.c.id, "type", shown.c.style_type
+                    )
+                )
+            ).select_from(shown)
+        ).label("styles"),
+    ]
+
+
+def _list_owner_columns() -> list[SQLColumnExpression[Any]]:
+    return [
+        _list_ids(UserSharedKey.id, UserSharedKey.user_id, UserSharedKey.created).label(
+            "sharedkey_ids"
+        ),
+        User.contact,
+        _of_user(_select_active_text_requests()).label("text_request_ids"),
+    ]
+
+
+def _select_active_text_requests() -> Select[Any]:
     """Requests that are waiting or being worked on. Chat requests are left out: whoever has the id
     may read them.
 
     None are listed for the anonymous account, whose key everybody has.
     """
-    lists: dict[str, list[str]] = {"text": [], "image": [], "alchemy": []}
-    if user_id == ANONYMOUS_ID:
-        return lists
     in_work = (
         select(ProcessingGeneration.id)
         .where(
@@ -190,10 +181,11 @@ def _list_active_generations(session: Session, user_id: int) -> dict[str, list[s
         )
         .exists()
     )
-    active = session.scalars(
-        select(TextWaitingPrompt.id)
+    active = (
+        select(TextWaitingPrompt.id, TextWaitingPrompt.created)
         .where(
-            TextWaitingPrompt.user_id == user_id,
+            TextWaitingPrompt.user_id == User.id,
+            User.id != ANONYMOUS_ID,
             TextWaitingPrompt.active.is_(True),
             TextWaitingPrompt.faulted.is_(False),
             TextWaitingPrompt.is_chat.is_(False),
@@ -201,6 +193,118 @@ def _list_active_generations(session: Session, user_id: int) -> dict[str, list[s
         )
         .order_by(TextWaitingPrompt.created)
         .limit(ACTIVE_GENERATIONS_LIMIT)
+        .correlate(User)
+        .lateral()
     )
-    lists["text"] = [str(wp_id) for wp_id in active]
-    return lists
+    return select(func.array_agg(aggregate_order_by(active.c.id, active.c.created))).select_from(
+        active
+    )
+
+
+def _list_ids(ids: Any, user_ids: Any, created: Any) -> ColumnElement[Any]:
+    """The ids of what belongs to the account, oldest first."""
+    return _of_user(
+        select(func.array_agg(aggregate_order_by(ids, created, ids))).where(user_ids == User.id)
+    )
+
+
+def _of_user(statement: Select[Any]) -> ColumnElement[Any]:
+    return statement.correlate(User).scalar_subquery()
+
+
+def _build_details(row: Row[Any], privilege: Privilege, now: datetime) -> shapes.UserDetails:
+    roles = frozenset(row.roles or ())
+
+    def has(role: UserRoleTypes) -> bool:
+        return role.name in roles
+
+    owner: dict[str, Any] = {}
+    moderator: dict[str, Any] = {}
+    if privilege >= Privilege.OWNER:
+        owner = _build_owner_part(row, has)
+    if privilege >= Privilege.MODERATOR:
+        moderator = _build_moderator_part(row)
+    worker_ids = _to_texts(row.worker_ids)
+    shows_workers = row.public_workers or privilege >= Privilege.OWNER
+    return shapes.UserDetails(
+        username=f"{row.username}#{row.id}",
+        id=row.id,
+        kudos=row.kudos,
+        concurrency=row.concurrency,
+        worker_invited=row.worker_invited,
+        moderator=has(UserRoleTypes.MODERATOR),
+        kudos_details=_build_kudos_details(row.stats or {}),
+        worker_count=len(worker_ids),
+        worker_ids=worker_ids if shows_workers else None,
+        styles=[shapes.ResponseModelStylesUser(**style) for style in row.styles or ()],
+        trusted=has(UserRoleTypes.TRUSTED),
+        flagged=has(UserRoleTypes.FLAGGED),
+        service=has(UserRoleTypes.SERVICE),
+        education=has(UserRoleTypes.EDUCATION),
+        customizer=has(UserRoleTypes.CUSTOMIZER),
+        deleted=has(UserRoleTypes.DELETED),
+        pseudonymous=is_pseudonymous(row.oauth_id),
+        account_age=max(int((now - row.created).total_seconds()), 0),
+        records=_build_records(row.records or ()),
+        **owner,
+        **moderator,
+    )
+
+
+def _build_owner_part(row: Row[Any], has: Callable[[UserRoleTypes], bool]) -> dict[str, Any]:
+    return {
+        "sharedkey_ids": _to_texts(row.sharedkey_ids),
+        "contact": row.contact,
+        "vpn": has(UserRoleTypes.VPN),
+        "special": has(UserRoleTypes.SPECIAL),
+        "active_generations": shapes.UserActiveGenerations(text=_to_texts(row.text_request_ids)),
+    }
+
+
+def _build_moderator_part(row: Row[Any]) -> dict[str, Any]:
+    received = row.monthly_kudos_last_received
+    return {
+        "evaluating_kudos": row.evaluating_kudos,
+        "monthly_kudos": shapes.MonthlyKudos(
+            amount=row.monthly_kudos,
+            last_received=received and format_datetime(received.replace(tzinfo=UTC)),
+        ),
+        "suspicious": row.suspicions,
+        "admin_comment": row.admin_comment,
+        "proxy_passkey": row.proxy_passkey,
+    }
+
+
+def _to_texts(ids: Sequence[UUID] | None) -> list[str]:
+    return [str(each) for each in ids or ()]
+
+
+def _build_kudos_details(stats: dict[str, int]) -> shapes.UserKudosDetails:
+    shown = shapes.UserKudosDetails.model_fields.keys()
+    return shapes.UserKudosDetails(
+        **{name: value for name, value in stats.items() if name in shown}
+    )
+
+
+def _build_records(stored: Sequence[tuple[str, str, float]]) -> shapes.UserRecords:
+    known = {(kind, record): value for kind, record, value in stored}
+
+    def things(kind: UserRecordTypes) -> shapes.UserThingRecords:
+        return shapes.UserThingRecords(
+            megapixelsteps=known.get((kind.name, "image"), 0.0),
+            tokens=round(known.get((kind.name, "text"), 0.0)),
+        )
+
+    def amounts(kind: UserRecordTypes) -> shapes.UserAmountRecords:
+        names = shapes.UserAmountRecords.model_fields
+        return shapes.UserAmountRecords(
+            **{record: round(known.get((kind.name, record), 0.0)) for record in names}
+        )
+
+    return shapes.UserRecords(
+        usage=things(UserRecordTypes.USAGE),
+        contribution=things(UserRecordTypes.CONTRIBUTION),
+        fulfillment=amounts(UserRecordTypes.FULFILLMENT),
+        request=amounts(UserRecordTypes.REQUEST),
+        style=amounts(UserRecordTypes.STYLE),
+    )

@@ -55,7 +55,6 @@ _ROLES_OF_OWNERS = _ROLES_WITHOUT_WORKERS | {UserRoleTypes.TRUSTED, UserRoleType
 PASSKEY_REFRESH_SECONDS = 5.0
 PASSKEY_BYTES = 12  # 16 characters, the length the published description fixes
 # Kudos in one administrative change: far above any balance, far below what a column holds.
-MAX_ADJUSTMENT = 10**12
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +298,13 @@ def find_user_by_alias(session: Session, alias: str) -> User | None:
     return (
         user if user is not None and user.username == username and user.oauth_id != WIPED else None
     )
+
+
+def find_user_by_identity(session: Session, oauth_id: str) -> User | None:
+    """The account of an identity; None when nobody has it, or only accounts that were erased."""
+    return session.scalars(
+        select(User).where(User.oauth_id == oauth_id, User.oauth_id != WIPED)
+    ).one_or_none()
 
 
 def parse_user_id(text: str) -> int | None:

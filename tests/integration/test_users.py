@@ -482,7 +482,7 @@ def test_the_anonymous_account_changes_nothing(client: FlaskClient, admin: Perso
 
 @pytest.mark.parametrize(
     "body",
-    [{}, {"unknown": 1}, {"reset_suspicion": True}, {"public_workers": None}, {"undelete": False}],
+    [{}, {"unknown": 1}, {"reason": "for fun"}, {"public_workers": None}, {"undelete": False}],
 )
 def test_a_change_of_nothing_is_refused(
     client: FlaskClient, person: Person, body: dict[str, object]

@@ -3,13 +3,8 @@ import pytest
 from flask import Flask, Response
 
 from horde.config import Config
-from horde.limiter import (
-    MAX_WHITELISTED_ADDRESSES,
-    WHITELIST_SECONDS,
-    Whitelist,
-    build_limit_subject,
-    init_limiter,
-)
+from horde.ip_subject import build_ip_subject
+from horde.limiter import MAX_WHITELISTED_ADDRESSES, WHITELIST_SECONDS, Whitelist, init_limiter
 
 
 class Clock:
@@ -29,7 +24,7 @@ class Clock:
     ],
 )
 def test_who_is_counted(address: str, subject: str) -> None:
-    assert build_limit_subject(address) == subject
+    assert build_ip_subject(address) == subject
 
 
 def test_an_address_of_the_settings_is_whitelisted_for_ever() -> None:

@@ -77,21 +77,3 @@ def build_horde_performance(namespace: Namespace) -> Any:
             "past_minute_tokens": fields.Float(description="Tokens delivered in the last minute."),
         },
     )
-
-
-def build_horde_modes(namespace: Namespace) -> Any:
-    """The switches of the horde, as read and as set."""
-    return namespace.model(
-        "HordeModes",
-        {
-            "maintenance_mode": fields.Boolean(
-                description="No new requests are taken. Set by admins."
-            ),
-            "invite_only_mode": fields.Boolean(
-                description="New workers need an invitation. Set by moderators."
-            ),
-            "raid_mode": fields.Boolean(
-                description="Tightened rules. Shown to and set by moderators."
-            ),
-        },
-    )

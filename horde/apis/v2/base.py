@@ -4,36 +4,33 @@
 from collections.abc import Mapping
 from dataclasses import asdict
 from enum import StrEnum
-from functools import partial
 from typing import Any
 
 from flask_restx import Api, Namespace, Resource
-from sqlalchemy.orm import Session
 
-from horde import chat_signal, clock
-from horde.apis.bodies import Body, Query, read_body, read_query
-from horde.apis.models.base import build_active_model, build_horde_modes, build_horde_performance
+from horde import clock
+from horde.actions.modes import change_modes, show_modes
+from horde.apis.bodies import read_body, read_query
+from horde.apis.models.base import build_active_model, build_horde_performance
 from horde.apis.requests import find_api_key, require_api_key
-from horde.chat_signal import ChatEvent
+from horde.apis.swagger import build_answer_model, build_body_model
 from horde.classes.kobold.text_request import MAX_MODEL_NAME_LENGTH
 from horde.database.caches import TimedCache
 from horde.database.stats import (
     ModelFigures,
     compute_model_figures,
-    get_horde_modes,
     get_model_figures,
     get_totals,
     is_model_served,
-    set_horde_modes,
-    stop_waiting_requests,
 )
 from horde.database.text_functions import ChatModelOffer, get_chat_model_offers
-from horde.database.users import Caller, find_caller, is_admin
-from horde.db import run_transaction, transaction
-from horde.exceptions import BadRequest, Forbidden, NotFound, Unauthorized
+from horde.db import transaction
+from horde.exceptions import BadRequest, NotFound
 from horde.limiter import limit_modes
 from horde.model_reference import is_known_text_model
 from horde.return_codes import ReturnCode
+from horde.shapes.base import ModelType, Query
+from horde.shapes.modes import HordeModes, HordeModesInput
 
 MODEL_LIST_SECONDS = 2.0
 # Models with this in their name serve by invitation and are not advertised.
@@ -51,14 +48,6 @@ class ModelState(StrEnum):
     CUSTOM = "custom"
 
 
-class ModelType(StrEnum):
-    """Kinds of models; this horde serves text."""
-
-    IMAGE = "image"
-    TEXT = "text"
-    INTERROGATION = "interrogation"
-
-
 class ModelsQuery(Query):
     """The query string of the model list."""
 
@@ -69,14 +58,6 @@ class ModelsQuery(Query):
     chat: bool = False
 
 
-class ModesBody(Body):
-    """What a request to change the modes may set."""
-
-    maintenance_mode: bool | None = None
-    invite_only_mode: bool | None = None
-    raid_mode: bool | None = None
-
-
 _model_lists = TimedCache[ModelsQuery, list[Entry]](
     MODEL_LIST_SECONDS, max_entries=MAX_CACHED_QUERIES
 )
@@ -84,7 +65,8 @@ _model_lists = TimedCache[ModelsQuery, list[Entry]](
 namespace = Namespace("status", description="What the horde does now.", path="/v2/status")
 active_model = build_active_model(namespace)
 horde_performance = build_horde_performance(namespace)
-horde_modes = build_horde_modes(namespace)
+horde_modes_input = build_body_model(namespace, HordeModesInput)
+horde_modes = build_answer_model(namespace, HordeModes)
 
 
 @namespace.route("/models")
@@ -207,16 +189,10 @@ class Modes(Resource):
     @limit_modes
     def get(self) -> Entry:
         """The modes; raid mode only with a moderator's key."""
-        with transaction() as session:
-            modes = get_horde_modes(session)
-            caller = find_caller(session, find_api_key())
-        answer = {"maintenance_mode": modes.maintenance, "invite_only_mode": modes.invite_only}
-        if caller is not None and caller.is_moderator:
-            answer["raid_mode"] = modes.raid
-        return answer
+        return show_modes(find_api_key()).dump()
 
     @namespace.doc(params={"apikey": {"in": "header", "required": True}})
-    @namespace.expect(horde_modes, validate=False)
+    @namespace.expect(horde_modes_input, validate=False)
     @namespace.response(200, "What was set", horde_modes)
     @namespace.response(400, "NoHordeModSelected")
     @namespace.response(401, "InvalidAPIKey")
@@ -226,48 +202,8 @@ class Modes(Resource):
         """Set modes: maintenance as an admin, the others as a moderator. Answers with what was
         set.
         """
-        body = read_body(ModesBody)
-        api_key = require_api_key()
-        changes = body.model_dump(exclude_none=True)
-
-        def work(session: Session) -> None:
-            caller = find_caller(session, api_key)
-            if caller is None:
-                raise Unauthorized("No user with this API key.", ReturnCode.INVALID_API_KEY)
-            check_may_set_modes(caller, changes)
-            set_horde_modes(
-                session, {name.removesuffix("_mode"): value for name, value in changes.items()}
-            )
-
-        run_transaction(work)
-        if body.maintenance_mode:
-            end_waiting_requests()
-        return changes
-
-
-def check_may_set_modes(caller: Caller, changes: Mapping[str, bool]) -> None:
-    """Refuse changes the caller may not make: Forbidden, or BadRequest when there are none."""
-    if "maintenance_mode" in changes and not is_admin(caller):
-        raise Forbidden(
-            "Only an admin can set the maintenance mode of the horde.", ReturnCode.NOT_ADMIN
-        )
-    if changes.keys() - {"maintenance_mode"} and not caller.is_moderator:
-        raise Forbidden(
-            "Only a moderator can set this mode of the horde.", ReturnCode.NOT_MODERATOR
-        )
-    if not changes:
-        raise BadRequest("No mode was selected.", ReturnCode.NO_HORDE_MOD_SELECTED)
-
-
-def end_waiting_requests() -> None:
-    """End every waiting request, batch by batch, and tell those who wait for a chat request."""
-    while True:
-        stopped = run_transaction(partial(stop_waiting_requests, now=clock.utcnow()))
-        if not stopped:
-            return
-        for ended in stopped:
-            if ended.is_chat:
-                chat_signal.publish_chat_event(ended.id, ChatEvent.CANCELLED, ended.generations)
+        body = read_body(HordeModesInput)
+        return change_modes(require_api_key(), body).dump()
 
 
 def is_listed(model: ModelFigures, query: ModelsQuery) -> bool:

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field
 from sqlalchemy.orm import Session
 
 from horde import clock
-from horde.apis.bodies import Body, read_body
+from horde.apis.bodies import read_body
 from horde.apis.models.sharedkeys import (
     build_deleted,
     build_shared_key_details,
@@ -33,6 +33,7 @@ from horde.db import reading, run_transaction
 from horde.exceptions import BadRequest, Forbidden, Unauthorized
 from horde.limiter import limit_sharedkey_create
 from horde.return_codes import ReturnCode
+from horde.shapes.base import Body
 
 NEVER = -1
 MAX_BUDGET = 50_000_000

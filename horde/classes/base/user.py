@@ -31,7 +31,6 @@ ANONYMOUS_KEY = "0000000000"
 ANONYMOUS_OAUTH_ID = "anon"
 WIPED = "<wiped>"  # username and oauth_id of an account that was erased
 MAX_USER_ID = 2**31 - 1
-MAX_USERNAME_LENGTH = 30
 API_KEY_BYTES = 16  # 22 characters of URL-safe base64: the SDK refuses any other length
 
 REGISTERED_FLOOR = 25  # a balance never stays below its floor
@@ -72,7 +71,7 @@ class User(Base):
 
     id: Mapped[int] = mapped_column(Integer, primary_key=True)
     username: Mapped[str] = mapped_column(String(50))
-    oauth_id: Mapped[str] = mapped_column(String(50), unique=True, index=True)
+    oauth_id: Mapped[str] = mapped_column(String(50))
     api_key: Mapped[str] = mapped_column(String(100), unique=True, index=True)
     client_id: Mapped[str] = mapped_column(
         String(50), unique=True, default=lambda: secrets.token_urlsafe(16)
@@ -161,6 +160,14 @@ class UserSharedKey(Base):
     max_text_tokens: Mapped[int] = mapped_column(Integer, default=-1)
 
 
+# Of the accounts that were erased there may be many, and all have the same identity.
+Index(
+    "ix_users_oauth_id_in_use",
+    User.oauth_id,
+    unique=True,
+    postgresql_where=User.oauth_id != WIPED,
+)
+Index("ix_users_created_id", User.created, User.id)
 Index(
     "ix_users_proxy_passkey", User.proxy_passkey, postgresql_where=User.proxy_passkey.is_not(None)
 )

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+"""Models of the Swagger document from the shapes of bodies and answers.
+
+Pydantic describes a shape in JSON Schema 2020-12, of which Swagger 2.0 knows less: references to
+other shapes are resolved in place, "or null" is left out, and exclusive bounds become flags.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from flask_restx import Namespace
+from pydantic import BaseModel
+
+# Words of a schema that mean the same in Swagger 2.0.
+_KEPT = frozenset(
+    {"type", "description", "enum", "format", "items", "required", "pattern", "default"}
+    | {"minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "uniqueItems"}
+)
+
+type Schema = dict[str, Any]
+
+
+def build_body_model(namespace: Namespace, shape: type[BaseModel]) -> Any:
+    """The restx model of a body."""
+    return _build_model(namespace, shape, "validation")
+
+
+def build_answer_model(namespace: Namespace, shape: type[BaseModel]) -> Any:
+    """The restx model of an answer."""
+    return _build_model(namespace, shape, "serialization")
+
+
+def build_query_params(shape: type[BaseModel]) -> dict[str, Schema]:
+    """The parameters of a query string, as `Namespace.doc(params=...)` takes them."""
+    schema = convert_schema(shape.model_json_schema())
+    required = schema.get("required", [])
+    return {
+        name: {"in": "query", **value, **({"required": True} if name in required else {})}
+        for name, value in schema.get("properties", {}).items()
+    }
+
+
+def _build_model(
+    namespace: Namespace, shape: type[BaseModel], mode: Literal["validation", "serialization"]
+) -> Any:
+    return namespace.schema_model(
+        shape.__name__, convert_schema(shape.model_json_schema(mode=mode))
+    )
+
+
+def convert_schema(schema: Mapping[str, Any]) -> Schema:
+    """A schema that pydantic made, in the words of Swagger 2.0. Shapes may not contain themselves."""
+    return _convert(schema, schema.get("$defs", {}))
+
+
+def _convert(schema: Mapping[str, Any], shapes: Mapping[str, Any]) -> Schema:
+    if "$ref" in schema:
+        return _convert(shapes[schema["$ref"].rpartition("/")[2]], shapes) | _keep_own_words(schema)
+    if "anyOf" in schema:
+        choices = [choice for choice in schema["anyOf"] if choice.get("type") != "null"]
+        # Swagger 2.0 knows no choice between types: without a single one anything is allowed.
+        chosen = _convert(choices[0], shapes) if len(choices) == 1 else {}
+        return chosen | _keep_own_words(schema)
+    converted = _keep_own_words(schema)
+    if "const" in schema:
+        converted["enum"] = [schema["const"]]
+    for exclusive, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+        if exclusive in schema:
+            converted |= {bound: schema[exclusive], exclusive: True}
+    if "items" in schema:
+        converted["items"] = _convert(schema["items"], shapes)
+    if "properties" in schema:
+        converted["properties"] = {
+            name: _convert(value, shapes) for name, value in schema["properties"].items()
+        }
+    if isinstance(values := schema.get("additionalProperties"), Mapping):
+        converted["additionalProperties"] = _convert(values, shapes)
+    return converted
+
+
+def _keep_own_words(schema: Mapping[str, Any]) -> Schema:
+    return {
+        word: value
+        for word, value in schema.items()
+        if word in _KEPT and not (word == "default" and value is None)
+    }
