@@ -59,7 +59,8 @@ def wipe_account(session: Session, user_id: int, now: datetime) -> bool:
 
 def _delete_workers(session: Session, user_id: int) -> None:
     locked = Locked(
-        "A worker of the account still has jobs. Try again in half an hour.", ReturnCode.LOCKED
+        "A worker of the account still has jobs. Put it into maintenance and try again in half an hour.",
+        ReturnCode.LOCKED,
     )
     own = select(Worker.id).where(Worker.user_id == user_id)
     if session.scalar(select(exists().where(ProcessingGeneration.worker_id.in_(own)))):
