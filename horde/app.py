@@ -25,7 +25,18 @@ from horde.apis.responses import (
     register_response_hooks,
     write_json_with_standard_library,
 )
-from horde.apis.v2 import base, heartbeat, kobold, operations, sharedkeys, workers
+from horde.apis.v2 import (
+    base,
+    documents,
+    filters,
+    heartbeat,
+    kobold,
+    kudos,
+    operations,
+    sharedkeys,
+    stats,
+    workers,
+)
 from horde.apis.v2 import users as user_routes
 from horde.config import VERSION, Config
 from horde.database import users
@@ -38,7 +49,11 @@ RESOURCE_MODULES: tuple[ModuleType, ...] = (
     kobold,
     user_routes,
     sharedkeys,
+    kudos,
+    filters,
     operations,
+    stats,
+    documents,
     register,
 )
 """Modules with a `register(api)` that adds their routes."""

@@ -9,6 +9,7 @@ Source: docs/reference/configuration.md.
 
 import json
 import operator
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -423,6 +424,10 @@ class Config:
     # names shown to people
     title: Annotated[Text, named("HORDE_TITLE")] = "Horde"
     contact_email: Annotated[Text, named("HORDE_EMAIL")] = ""
+    # With terms.md, privacy.md, sponsors.md and news.json; what it lacks has a default.
+    documents_folder: Annotated[
+        str, matching(os.path.isdir, "the path of a folder"), named("HORDE_DOCUMENTS")
+    ] = ""
 
     @property
     def session_url(self) -> str:

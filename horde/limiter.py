@@ -212,6 +212,10 @@ limit_submit = _limit(("60/second", _address_key))
 limit_user = _limit(("60/minute", _path_key))
 limit_user_list = _limit(("90/minute", _address_key))
 # Accounts are free, so they are not made by the thousand.
+limit_kudos_transfer = _limit(
+    ("1/second", _key_key),
+    (lambda: "600/hour" if _is_whitelisted() else "90/hour", _key_key),
+)
 limit_register = _limit(("10/minute", _path_key))
 limit_worker = _limit(("30/minute", _path_key))
 limit_sharedkey_create = _limit(("5/minute", _path_key))

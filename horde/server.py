@@ -35,6 +35,7 @@ from gunicorn.workers.gthread import ThreadWorker
 from opentelemetry.metrics import Observation
 
 from horde import db, metrics
+from horde.actions.jobs import list_jobs
 from horde.apis.v2.heartbeat import NODE_EXTENSION
 from horde.app import create_app
 from horde.background import start_background
@@ -46,7 +47,6 @@ from horde.database.account_cache import start_account_listener
 from horde.database.fitness import check_database, open_session_engine
 from horde.database.kudos import get_fold_lag_seconds
 from horde.database.migrate import check_secret_key, require_current_schema
-from horde.database.threads import list_jobs
 from horde.exceptions import ServiceUnavailable
 from horde.logger import build_failure_fields, get_logger
 from horde.parent import end_with_parent, limit_remaining_life

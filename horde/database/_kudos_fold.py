@@ -25,7 +25,6 @@ from horde.classes.base.kudos import (
     StatPosting,
     StatTarget,
 )
-from horde.classes.base.suspicion import SUSPICION_LIMIT
 from horde.classes.base.user import (
     ANONYMOUS_ID,
     User,
@@ -36,6 +35,7 @@ from horde.classes.base.user import (
 )
 from horde.classes.base.worker import Worker
 from horde.database.functions import note_text_workers_changed
+from horde.database.suspicions import list_suspicious_users
 from horde.db import after_commit
 
 TRUST_AGE = timedelta(days=7)
@@ -233,7 +233,7 @@ def apply_currencies(
         for user_id, account in facts.items()
         if is_promotable(account, sums[user_id], trust_threshold=trust_threshold, now=now)
     }
-    promoted = candidates - _list_suspicious_users(session, candidates)
+    promoted = candidates - list_suspicious_users(session, candidates)
     folded = {
         user_id: fold_account(account, sums[user_id], gains_trust=user_id in promoted)
         for user_id, account in facts.items()
@@ -283,21 +283,6 @@ def _lock_accounts(session: Session, user_ids: Iterable[int]) -> dict[int, Accou
         )
         for row in rows
     }
-
-
-def _list_suspicious_users(session: Session, candidates: set[int]) -> set[int]:
-    """Those with so many points of suspicion that a person has to decide. No statement without
-    candidates.
-    """
-    if not candidates:
-        return set()
-    statement = text("""
-        SELECT user_id FROM user_suspicions WHERE user_id = ANY(CAST(:user_ids AS integer[]))
-        GROUP BY user_id HAVING count(*) >= :limit
-        """)
-    return set(
-        session.scalars(statement, {"user_ids": sorted(candidates), "limit": SUSPICION_LIMIT})
-    )
 
 
 def _write_balances(

@@ -45,6 +45,14 @@ MAX_REMEMBERED_ADDRESSES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
+class AddressTimeout:
+    """An address or a network that is refused, and for how many seconds yet."""
+
+    address: str
+    seconds: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Block:
     network: Network
     ends_at: float  # on the monotonic clock
@@ -253,3 +261,70 @@ def _write_timeout(key: str, minutes: float) -> None:
         redis_ctrl.address_timeout_db,
         lambda client: client.set(key, "1", px=round(minutes * 60_000)),
     )
+
+
+# What moderators see and lift
+
+
+def refuse_network(network: Network, minutes: float) -> None:
+    """Refuse a network, or an address as a network of one; of IPv6 at least the /64. Raises
+    RedisUnavailable.
+    """
+    subject = _find_single_subject(network)
+    if subject is None:
+        block_network(network, minutes)
+    else:
+        _write_timeout(subject, minutes)
+
+
+def admit_network(network: Network) -> None:
+    """Refuse a network no longer, and forget the suspicion of a single address. Raises
+    RedisUnavailable.
+    """
+    subject = _find_single_subject(network)
+    if subject is None:
+        redis_ctrl.delete(f"{BLOCK_KEY_PREFIX}{network}", database=redis_ctrl.address_timeout_db)
+        _blocks.clear()
+        return
+    redis_ctrl.delete(subject, database=redis_ctrl.address_timeout_db)
+    redis_ctrl.delete(subject, database=redis_ctrl.address_suspicion_db)
+
+
+def list_blocked_networks() -> list[AddressTimeout]:
+    """Every network that is refused, in the order of addresses. Raises RedisUnavailable."""
+    blocks = sorted(
+        _read_blocks(), key=lambda block: (block.network.version, block.network.network_address)
+    )
+    now = time.monotonic()
+    return [AddressTimeout(str(block.network), math.ceil(block.ends_at - now)) for block in blocks]
+
+
+def list_timeouts_of(network: Network) -> list[AddressTimeout]:
+    """The refused networks that hold a network or an address, and the timeout of the address
+    itself. Raises RedisUnavailable.
+    """
+    holding = [
+        timeout
+        for timeout in list_blocked_networks()
+        if _holds(ip_network(timeout.address), network)
+    ]
+    subject = _find_single_subject(network)
+    if subject is None:
+        return holding
+    own = redis_ctrl.call(redis_ctrl.address_timeout_db, lambda client: client.pttl(subject))
+    seconds = _read_remaining_seconds(own)
+    return holding if seconds is None else [*holding, AddressTimeout(subject, seconds)]
+
+
+def _holds(outer: Network, inner: Network) -> bool:
+    return outer.version == inner.version and (
+        int(outer.network_address) <= int(inner.network_address)
+        and int(inner.broadcast_address) <= int(outer.broadcast_address)
+    )
+
+
+def _find_single_subject(network: Network) -> str | None:
+    """Who one address stands for; None for a network, which is refused as one."""
+    if network.prefixlen < network.max_prefixlen:
+        return None
+    return build_ip_subject(str(network.network_address))

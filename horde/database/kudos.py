@@ -5,7 +5,7 @@ Request transactions append and hold. Only `fold_postings` writes balances and c
 at a time. Source: docs/explanation/kudos.md.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
@@ -235,6 +235,19 @@ def get_projected_kudos(session: Session, user_id: int) -> Decimal:
     return Decimal(session.execute(_PROJECTED, {"user_id": user_id}).one().balance)
 
 
+def lock_payers(session: Session, user_ids: Iterable[int]) -> None:
+    """Let nobody else hold or give kudos of these accounts until the transaction ends.
+
+    In order of the ids, so that two who lock the same accounts wait in turn. A statement of its own
+    each: what is read next has to see what the previous holder of the lock committed.
+    """
+    for user_id in sorted(set(user_ids)):
+        session.execute(
+            text("SELECT pg_advisory_xact_lock(:kind, :user_id)"),
+            {"kind": PAYER_LOCK, "user_id": user_id},
+        )
+
+
 def hold_kudos(
     session: Session, *, user_id: int, business_id: str, amount: Decimal, now: datetime
 ) -> bool:
@@ -247,11 +260,7 @@ def hold_kudos(
     """
     if amount <= 0:
         return True
-    # A statement of its own: the next one must see what the previous holder of the lock committed.
-    session.execute(
-        text("SELECT pg_advisory_xact_lock(:kind, :user_id)"),
-        {"kind": PAYER_LOCK, "user_id": user_id},
-    )
+    lock_payers(session, [user_id])
     row = session.execute(
         _HOLD, {"user_id": user_id, "business_id": business_id, "amount": amount, "now": now}
     ).one()

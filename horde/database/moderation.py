@@ -125,6 +125,11 @@ def find_prompt_rewrite(
     return partial(rewrite_text, rules=rules, budget=budget)
 
 
+def forget_replacement_rules() -> None:
+    """Read the rules anew; other processes follow within seconds. Call it after the commit."""
+    _rules.clear()
+
+
 def check_prompt_left(prompt: str) -> None:
     """Refuse a request of which nothing is left; `prompt` is its rewritten text without role
     labels.
@@ -227,10 +232,10 @@ def _list_replacement_rules(session: Session) -> tuple[Rule, ...]:
         .where(Filter.filter_type == REPLACEMENT_FILTER_TYPE)
         .order_by(Filter.id)
     )
-    return tuple(_compile_rules((row.id, row.regex, row.replacement) for row in rows))
+    return tuple(compile_rules((row.id, row.regex, row.replacement) for row in rows))
 
 
-def _compile_rules(rows: Iterator[tuple[int, str, str]]) -> Iterator[Rule]:
+def compile_rules(rows: Iterator[tuple[int, str, str]]) -> Iterator[Rule]:
     """The rules that can be used; one that cannot is left out and logged, as the others still
     protect.
     """

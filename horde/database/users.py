@@ -288,16 +288,25 @@ def list_accounts(session: Session, *, role: UserRoleTypes | None, limit: int) -
     return [_build_caller(row) for row in session.execute(statement.limit(limit))]
 
 
+def find_account_by_alias(session: Session, alias: str) -> Caller | None:
+    """The facts of the account with the alias `username#id`, read fresh; None for no such one."""
+    user_id = _parse_alias(alias)
+    account = None if user_id is None else find_account(session, user_id)
+    return account if account is not None and account.alias == alias else None
+
+
 def find_user_by_alias(session: Session, alias: str) -> User | None:
     """The account with the alias `username#id`, whose two parts have to agree; None otherwise."""
-    username, separator, number = alias.rpartition("#")
-    user_id = parse_user_id(number) if separator else None
-    if user_id is None:
-        return None
-    user = session.get(User, user_id)
-    return (
-        user if user is not None and user.username == username and user.oauth_id != WIPED else None
-    )
+    user_id = _parse_alias(alias)
+    user = None if user_id is None else session.get(User, user_id)
+    is_meant = user is not None and user.alias == alias and user.oauth_id != WIPED
+    return user if is_meant else None
+
+
+def _parse_alias(alias: str) -> int | None:
+    """The id in an alias; None when it cannot be one."""
+    _, separator, number = alias.rpartition("#")
+    return parse_user_id(number) if separator else None
 
 
 def find_user_by_identity(session: Session, oauth_id: str) -> User | None:

@@ -18,6 +18,12 @@ class ModeratorAction(StrEnum):
     WORKER_CHANGED = "worker.changed"
     WORKER_DELETED = "worker.deleted"
     MODES_CHANGED = "modes.changed"
+    KUDOS_AWARDED = "kudos.awarded"
+    FILTER_ADDED = "filter.added"
+    FILTER_CHANGED = "filter.changed"
+    FILTER_DELETED = "filter.deleted"
+    ADDRESS_BLOCKED = "address.blocked"
+    ADDRESS_UNBLOCKED = "address.unblocked"
 
 
 class ActsQuery(Query):
