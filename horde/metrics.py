@@ -254,20 +254,30 @@ oai_completions = _counter(
     "Delivered completions, streamed or not; no dry runs.",
     "finish_reason",
     "lowered",
+    "form",
 )
 oai_errors = _counter(
-    "horde.oai.errors", "Errors sent, by their code and where the call stood.", "code", "phase"
+    "horde.oai.errors",
+    "Errors sent, by their code, where the call stood and the form it came in.",
+    "code",
+    "phase",
+    "form",
 )
 oai_wait_seconds = _histogram(
-    "horde.oai.wait_seconds", "Time from accepting a call to its reply.", _WAIT_SECONDS, "stream"
+    "horde.oai.wait_seconds",
+    "Time from accepting a call to its reply.",
+    _WAIT_SECONDS,
+    "stream",
+    "form",
 )
 oai_first_delta_seconds = _histogram(
     "horde.oai.first_delta_seconds",
     "Time from accepting a call to its first delta of content or reasoning.",
     _WAIT_SECONDS,
+    "form",
 )
-oai_streams = _counter("horde.oai.streams", "Ended streams.", "outcome")
+oai_streams = _counter("horde.oai.streams", "Ended streams.", "outcome", "form")
 oai_submit_retries = _counter(
     "horde.oai.submit_retries", "Ambiguous submits by what their repetition brought.", "outcome"
 )
-_gauge("horde.oai.open_requests", "1", "Completions open now.", "stream")
+_gauge("horde.oai.open_requests", "1", "Calls open now.", "stream", "form")

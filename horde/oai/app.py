@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 from uuid import uuid4
 
 from horde_sdk.worker.chat_declaration import ChatFaultReason
@@ -27,7 +27,9 @@ from horde.config import FrontConfig
 from horde.logger import build_failure_fields, get_logger
 from horde.oai.bodies import ClientGone
 from horde.oai.callers import find_client_request_id
-from horde.oai.completions import Completions, OpenCall
+from horde.oai.calls import Calls, OpenCall, Service, keep_name
+from horde.oai.chat_form import ChatCompletionForm
+from horde.oai.chat_service import ChatService
 from horde.oai.errors import (
     NO_RETRY,
     ErrorAnswer,
@@ -63,6 +65,7 @@ logger = get_logger(__name__)
 CALL_KEY: Final = "horde.oai.call"  # of the scope
 NO_GENERATION_RC: Final = "ChatRequestNoGeneration"
 CANCELLED_SENTENCE: Final = "The request was cancelled."
+_QUOTED_NAME: Final = re.compile(r"'([A-Za-z_]+(?:\[\d+\]|\.[A-Za-z_]+)*)'")
 _AUTHORITY: Final = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
 _RAW_AUTHORITY: Final = re.compile(rb"\Ahttps?://[^/?#]*", re.IGNORECASE)
 # What a path of keys may look like in the log. A key of any other kind may be text of a prompt.
@@ -83,17 +86,20 @@ class ChatFrontError(Exception):
 # -----------------------------------------------------------------------------------------------
 
 
-def build_error(failure: FrontFailure, token_limit_key: str = "max_tokens") -> ChatFrontError:
-    """The error of a failure; `token_limit_key` is the client's own name of `max_tokens`."""
+def build_error(failure: FrontFailure, locate: Callable[[str], str] = keep_name) -> ChatFrontError:
+    """The error of a failure; `locate` gives the client's own name of what the horde calls a
+    parameter.
+    """
     error = _build_error(failure)
     answer = error.answer
-    if token_limit_key == "max_tokens" or answer.code == "conflicting_parameters":
+    # What the front refused itself has the client's names, and a conflict may be between two of them.
+    if isinstance(failure, RequestRefused) or answer.code == "conflicting_parameters":
         return error
     return ChatFrontError(
         replace(
             answer,
-            param=token_limit_key if answer.param == "max_tokens" else answer.param,
-            message=answer.message.replace("'max_tokens'", f"'{token_limit_key}'"),
+            param=None if answer.param is None else shorten_param(locate(answer.param)),
+            message=_QUOTED_NAME.sub(lambda name: f"'{locate(name.group(1))}'", answer.message),
         )
     )
 
@@ -402,12 +408,13 @@ class Frame:
                 {
                     "code": error.answer.code,
                     "phase": call.phase if call.phase != "gone" else "wait",
+                    "form": call.form,
                 },
             )
             if sent_status is None:
                 answered = {**call.headers, **error.answer.headers}
                 await send_json(
-                    send_with_common, error.answer.status, error.answer.build_body(), answered
+                    send_with_common, error.answer.status, call.render_error(error.answer), answered
                 )
         self._log(call, headers, front_id, sent_status, error)
 
@@ -420,7 +427,7 @@ class Frame:
                 await _refuse_unknown_route(scope, receive, send)
             await self._app(scope, receive, send)
         except FrontFailure as failure:
-            raise build_error(failure, call.token_limit_key) from None
+            raise build_error(failure, call.locate) from None
 
     @staticmethod
     def _log(
@@ -449,6 +456,7 @@ class Frame:
                 fields["param"] = param
         if call.native_id is not None:
             fields |= {
+                "form": call.form,
                 "native_id": call.native_id,
                 "stream": call.is_stream,
                 "client_gone": call.phase == "gone",
@@ -490,12 +498,12 @@ def create_front_app(config: FrontConfig, hub: SignalHub | None = None) -> Starl
     """The front with its connections, which open in its lifespan. A hub given replaces that of the
     configuration.
 
-    `app.state.completions` is what a server tells that it is shutting down.
+    `app.state.calls` is what a server tells that it is shutting down.
     """
     front = _Front(config, hub or _build_hub(config))
     routes = [
-        Route("/v1/chat/completions", Methods(POST=front.answer_completion)),
-        Route("/v1/chat/completions/", Methods(POST=front.answer_completion)),
+        Route("/v1/chat/completions", Methods(POST=front.chat)),
+        Route("/v1/chat/completions/", Methods(POST=front.chat)),
         Route("/v1/models", Methods(GET=front.answer_models)),
         Route("/v1/models/{model:path}", Methods(GET=front.answer_model)),
         Route("/health", Methods(GET=front.answer_health)),
@@ -509,7 +517,7 @@ def create_front_app(config: FrontConfig, hub: SignalHub | None = None) -> Starl
     )
     app.router.redirect_slashes = False  # a redirect loses the body of a POST
     app.router.default = _refuse_unknown_route
-    app.state.completions = front.completions
+    app.state.calls = front.calls
     return app
 
 
@@ -529,7 +537,8 @@ class _Front:
         self._config, self._hub = config, hub
         self._native = NativeClient(config)
         self._models = ModelList(self._native, config.models_cache_seconds)
-        self.completions = Completions(config, self._native, hub, _describe)
+        self.calls = Calls(config, self._native, hub, _describe)
+        self.chat = self._serve(ChatService(self.calls, ChatCompletionForm()))
 
     @contextlib.asynccontextmanager
     async def run(self, _app: Starlette) -> AsyncIterator[None]:
@@ -543,13 +552,17 @@ class _Front:
         try:
             yield
         finally:
-            await self.completions.close()
+            await self.calls.close()
             await self._hub.close()
             await self._native.close()
 
-    async def answer_completion(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """POST /v1/chat/completions."""
-        await self.completions.answer(scope[CALL_KEY], scope, receive, send)
+    def _serve(self, service: Service[Any]) -> Handler:
+        """The handler of a form's calls."""
+
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            await self.calls.answer(service, scope[CALL_KEY], scope, receive, send)
+
+        return answer
 
     async def answer_models(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         """GET /v1/models."""
@@ -577,4 +590,4 @@ class _Front:
 
 
 def _describe(failure: FrontFailure, call: OpenCall) -> ErrorAnswer:
-    return build_error(failure, call.token_limit_key).answer
+    return build_error(failure, call.locate).answer

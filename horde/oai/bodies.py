@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Bodies of completions: read under a bound, parsed and validated without holding up other streams.
+"""Bodies of calls: read under a bound, parsed and written without holding up other streams.
 
 Source: docs/reference/chat_front.md, "Request".
 """
@@ -8,21 +8,18 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, Final
 
 from starlette.datastructures import Headers
 from starlette.types import Receive
 
-from horde.chat_contract import MAX_CHAT_BODY_BYTES, write_schemas
+from horde.chat_contract import MAX_CHAT_BODY_BYTES, JsonObject, write_schemas
 from horde.exceptions import BadRequest
 from horde.json_body import parse_json_body
 from horde.json_text import JsonText
-from horde.oai.callers import OperationKey, choose_operation_key
 from horde.oai.errors import RequestRefused
-from horde.oai.schema import ChatCompletionRequest
 from horde.return_codes import ReturnCode
 
 INLINE_BYTES: Final = 32 * 1024  # parsed in a millisecond or two; a larger body goes to a thread
@@ -37,20 +34,12 @@ class ClientGone(Exception):
     """The client hung up, so nobody reads an answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedRequest:
-    """A validated request, the bytes to submit and the key they carry."""
-
-    request: ChatCompletionRequest
-    native_bytes: bytes
-    operation_key: OperationKey
-
-
 class IncomingBody:
     """The body of one call as it arrives."""
 
     def __init__(self, receive: Receive) -> None:
         self.has_begun = self.is_complete = False
+        self.size_bytes = 0  # once it was read
         self._receive = receive
 
     async def read_chunk(self) -> bytes:
@@ -84,11 +73,15 @@ class BodyReader:
         """Stop the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def read(
-        self, headers: Headers, incoming: "IncomingBody", deadline: float
-    ) -> PreparedRequest:
-        """The request of a body that is whole before `deadline`, which is monotonic. Raises
-        RequestRefused, or ClientGone.
+    async def read[R](
+        self,
+        headers: Headers,
+        incoming: "IncomingBody",
+        deadline: float,
+        parse: Callable[[object], R],
+    ) -> R:
+        """What `parse` makes of the JSON in a body that is whole before `deadline`, which is
+        monotonic. Raises RequestRefused, or ClientGone.
         """
         encodings = ",".join(headers.getlist("content-encoding")).lower().split(",")
         if any(encoding.strip() not in {"", "identity"} for encoding in encodings):
@@ -107,13 +100,18 @@ class BodyReader:
             buffer.clear()
         finally:
             self._buffered_bytes -= len(buffer)
-        if size <= INLINE_BYTES:
-            return prepare_request(data, headers)
+        incoming.size_bytes = size
         holder = [data]
-        del data  # the thread lets go of it before it writes what is submitted
-        return await asyncio.get_running_loop().run_in_executor(
-            self._threads, lambda: prepare_request(holder.pop(), headers)
-        )
+        del data  # the parser lets go of it before anything else is made of what it held
+        return await self.work(size, lambda: parse(_parse_body(holder.pop())))
+
+    async def work[T](self, size_bytes: int, do: Callable[[], T]) -> T:
+        """Do what takes as long as a body of so many bytes is large, beside the other streams when
+        that is long.
+        """
+        if size_bytes <= INLINE_BYTES:
+            return do()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, do)
 
     async def _fill(self, buffer: bytearray, incoming: "IncomingBody", deadline: float) -> None:
         while not incoming.is_complete:
@@ -158,15 +156,11 @@ def _parse_length(headers: Headers) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0
 
 
-def prepare_request(data: bytes, headers: Headers) -> PreparedRequest:
-    """Parse and validate a body, and write what is submitted. Raises RequestRefused."""
-    request = ChatCompletionRequest.parse(_parse_body(data))
-    key = choose_operation_key(request.horde.operation_key, headers)
-    horde = {**request.native_body.get("horde", {}), "operation_key": str(key.value)}
-    native = {**request.native_body, "horde": horde}
-    native_bytes = "".join(_iter_json(write_schemas(native))).encode()
-    request.native_body.clear()  # large, and not needed any more
-    return PreparedRequest(request, native_bytes, key)
+def write_native_body(body: JsonObject) -> bytes:
+    """The bytes to submit. Empties the body, which may be large and is not needed any more."""
+    written = "".join(_iter_json(write_schemas(body))).encode()
+    body.clear()
+    return written
 
 
 def _iter_json(members: Mapping[str, Any]) -> Iterator[str]:

@@ -107,7 +107,7 @@ class FrontConnection(H11Protocol):
         self._refuse(_INVALID)
 
     def _refuse(self, error: ErrorAnswer) -> None:
-        metrics.oai_errors.add(1, {"code": error.code, "phase": "request"})
+        metrics.oai_errors.add(1, {"code": error.code, "phase": "request", "form": "none"})
         # Else an answer is out, or on its way.
         if self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
             body = json.dumps(error.build_body(), separators=(",", ":")).encode()

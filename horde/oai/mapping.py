@@ -105,6 +105,12 @@ def parse_completed_reply(status: Mapping[str, Any]) -> CompletedReply | None:
     )
 
 
+def get_quoted_model(quote: Mapping[str, Any]) -> str:
+    """The first model of a native quote, for a client that sent a list."""
+    models = _get_mapping(quote, "resolved").get("models")
+    return str(models[0]) if isinstance(models, list) and models else ""
+
+
 def _get_mapping(body: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     value = body.get(key)
     return value if isinstance(value, Mapping) else {}

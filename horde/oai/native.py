@@ -31,7 +31,6 @@ CANCEL_SECONDS: Final = 15.0
 SUBMIT_RETRY_SECONDS: Final = (0.5, 1.0)
 SUBMIT_CONNECTIONS: Final = 128  # some wait for images
 STATUS_CONNECTIONS: Final = 32  # reads are quick
-CHAT_PATH: Final = "/v2/generate/chat"
 MODELS_PATH: Final = "/v2/status/models?type=text&chat=true"
 _REQUEST_ID: Final = re.compile(r"[0-9A-Za-z-]{1,64}")  # it becomes part of paths and channel names
 _GATEWAY_STATUSES: Final = frozenset({502, 503, 504})
@@ -55,6 +54,19 @@ class NativeGone(Exception):
 
 class _Ambiguous(Exception):
     """A submit that may or may not have been taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class NativeFamily:
+    """Requests of one kind. `is_repeatable`: they carry an operation key, so that one whose answer
+    was lost may be sent again.
+    """
+
+    path: str
+    is_repeatable: bool
+
+
+CHAT: Final = NativeFamily("/v2/generate/chat", is_repeatable=True)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -92,13 +104,14 @@ class NativeClient:
         await self._submits.close()
         await self._reads.close()
 
-    async def submit(self, body: bytes, caller: Caller, deadline: float) -> Submitted:
-        """Queue a request. `body` carries an operation key, so that repeating it is harmless.
-        `deadline` is monotonic.
+    async def submit(
+        self, body: bytes, caller: Caller, deadline: float, family: NativeFamily = CHAT
+    ) -> Submitted:
+        """Queue a request; `deadline` is monotonic.
 
         Raises NativeRefused, or NativeUnavailable when no attempt was answered.
         """
-        attempts = self._config.submit_attempts
+        attempts = self._config.submit_attempts if family.is_repeatable else 1
         for attempt in range(attempts):
             if attempt:
                 await asyncio.sleep(
@@ -108,7 +121,7 @@ class NativeClient:
             if remaining <= 0:
                 break
             try:
-                response = await self._submit_once(body, caller, remaining)
+                response = await self._submit_once(body, caller, remaining, family)
             except _Ambiguous as error:
                 logger.warning(
                     "horde.oai.submit_ambiguous",
@@ -121,11 +134,13 @@ class NativeClient:
         metrics.oai_submit_retries.add(1, {"outcome": "failed"})
         raise NativeUnavailable("no attempt was answered")
 
-    async def _submit_once(self, body: bytes, caller: Caller, remaining: float) -> HttpAnswer:
+    async def _submit_once(
+        self, body: bytes, caller: Caller, remaining: float, family: NativeFamily
+    ) -> HttpAnswer:
         headers = [*self._build_headers(caller), (b"content-type", b"application/json")]
         try:
             async with asyncio.timeout(min(SUBMIT_READ_SECONDS, remaining)):
-                response = await self._submits.call("POST", f"{CHAT_PATH}/async", headers, body)
+                response = await self._submits.call("POST", f"{family.path}/async", headers, body)
         except (HttpFailure, TimeoutError) as error:
             raise _Ambiguous(_describe(error)) from None
         if response.status_code in _GATEWAY_STATUSES and "rc" not in (
@@ -135,25 +150,23 @@ class NativeClient:
         return response
 
     async def read_status(
-        self, request_id: str, caller: Caller, deadline: float
+        self, request_id: str, caller: Caller, deadline: float, family: NativeFamily = CHAT
     ) -> Mapping[str, Any]:
         """The status of a request. Raises NativeGone, NativeBusy or NativeUnavailable."""
-        return await self._call_status(
-            "GET", request_id, caller, max(deadline - time.monotonic(), 0.0), READ_SECONDS
-        )
+        seconds = min(max(deadline - time.monotonic(), 0.0), READ_SECONDS)
+        return await self._call_status("GET", request_id, caller, seconds, family)
 
-    async def cancel(self, request_id: str, caller: Caller) -> Mapping[str, Any]:
+    async def cancel(
+        self, request_id: str, caller: Caller, family: NativeFamily = CHAT
+    ) -> Mapping[str, Any]:
         """End a request; its last status. Raises NativeGone, NativeBusy or NativeUnavailable."""
-        return await self._call_status("DELETE", request_id, caller, CANCEL_SECONDS, CANCEL_SECONDS)
+        return await self._call_status("DELETE", request_id, caller, CANCEL_SECONDS, family)
 
     async def _call_status(
-        self, method: str, request_id: str, caller: Caller, remaining: float, read_seconds: float
+        self, method: str, request_id: str, caller: Caller, seconds: float, family: NativeFamily
     ) -> Mapping[str, Any]:
         response = await self._call(
-            method,
-            f"{CHAT_PATH}/status/{request_id}",
-            self._build_headers(caller),
-            min(remaining, read_seconds),
+            method, f"{family.path}/status/{request_id}", self._build_headers(caller), seconds
         )
         body = _parse_object(response)
         if (

@@ -100,6 +100,15 @@ class ChatCompletionRequest:
     estimated_prompt_tokens: int
     token_limit_key: str
 
+    @property
+    def include_reasoning(self) -> bool:
+        """Whether the client is shown what the model thought."""
+        return self.horde.include_reasoning
+
+    def locate(self, param: str) -> str:
+        """The name under which the client sent a parameter."""
+        return self.token_limit_key if param == "max_tokens" else param
+
     @classmethod
     def parse(cls, body: object) -> Self:
         """Validate a decoded body. Raises RequestRefused for the first key at fault."""

@@ -6,8 +6,7 @@ Source: docs/reference/chat_front.md, "Streams".
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Final
 
@@ -15,18 +14,11 @@ from starlette.types import Send
 
 from horde import metrics
 from horde.oai.errors import ErrorAnswer, FrontFailure, WaitFailed, WaitFailure, build_defect
-from horde.oai.mapping import CompletedReply, CompletionFacts
+from horde.oai.forms import ChatAnswer
+from horde.oai.mapping import CompletedReply
 from horde.oai.relay import Relay, RelayBroken
 from horde.oai.signals import ProgressEntry, Subscription
-from horde.oai.sse import (
-    DONE,
-    KEEP_ALIVE,
-    STREAM_HEADERS,
-    build_completion_events,
-    build_delta_events,
-    build_error_events,
-    encode_events,
-)
+from horde.oai.sse import STREAM_HEADERS
 from horde.oai.waiting import RequestWait, wait_for_reply
 
 # Past the budget, for the native cancel and the last events; a client that has not read them by
@@ -46,53 +38,97 @@ class StreamOutcome(StrEnum):
     DISCONNECTED = "disconnected"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamSettings:
-    """Moments are monotonic."""
+class EventStream:
+    """An answer that goes out piece by piece: when it opens, and how long it has been silent.
 
-    accepted_at: float
-    open_at: float  # when the stream opens though there is nothing to send yet
-    keepalive_seconds: float
-
-
-async def stream_completion(
-    *,
-    send: Send,
-    facts: CompletionFacts,
-    wait: RequestWait,
-    subscription: Subscription,
-    settings: StreamSettings,
-    describe: Callable[[FrontFailure], ErrorAnswer],
-    headers: Iterable[tuple[bytes, bytes]],
-    first_reply: CompletedReply | None,
-) -> CompletedReply | None:
-    """Stream a request whose status was read once; `first_reply` is the reply when it was there
-    already.
-
-    Returns the reply once it is delivered, None when an error ended the open stream. Raises
-    FrontFailure while the stream is not open, since the failure still has its own status then. When
-    the client is gone, cancel the task.
+    Moments are monotonic. `open_at` is when the stream opens though there is nothing to send yet.
     """
-    stream = _Stream(send, facts, settings, headers)
+
+    def __init__(
+        self,
+        send: Send,
+        *,
+        form: str,
+        accepted_at: float,
+        open_at: float,
+        keepalive_seconds: float,
+        headers: Mapping[str, str],
+    ) -> None:
+        self.form, self.is_open = form, False
+        self._send, self._headers, self._keepalive_seconds = send, headers, keepalive_seconds
+        self._accepted_at = accepted_at
+        self._has_text = False
+        self._speak_at = (
+            open_at  # when to break the silence unless there is something to say before
+        )
+
+    def compute_silence_seconds(self) -> float:
+        """How long nothing needs to be sent."""
+        return max(self._speak_at - time.monotonic(), 0.0)
+
+    def note_text(self) -> None:
+        """Record how long the first text took."""
+        if not self._has_text:
+            seconds = time.monotonic() - self._accepted_at
+            metrics.oai_first_delta_seconds.record(seconds, {"form": self.form})
+        self._has_text = True
+
+    async def write(self, body: bytes, *, is_last: bool = False) -> None:
+        """Send bytes, and the headers before the first of them; waits while the client reads too
+        slowly.
+        """
+        if not self.is_open:
+            self.is_open = True
+            headers = [(name.encode(), value.encode()) for name, value in self._headers.items()]
+            await self._send(
+                {
+                    "type": "http.response.start",
+                    "status": 200,
+                    "headers": [*headers, *STREAM_HEADERS],
+                }
+            )
+        await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
+        self._speak_at = time.monotonic() + self._keepalive_seconds
+
+    async def fail(self, error: ErrorAnswer, events: bytes) -> None:
+        """Send the events of an error, which are the last."""
+        metrics.oai_errors.add(1, {"code": error.code, "phase": "stream", "form": self.form})
+        await self.write(events, is_last=True)
+
+
+async def run_stream[R](
+    stream: EventStream,
+    deliver: Callable[[], Awaitable[tuple[R, StreamOutcome]]],
+    *,
+    deadline: float,
+    request_id: str | None,
+    describe: Callable[[FrontFailure], ErrorAnswer],
+    write_failure: Callable[[ErrorAnswer], bytes],
+) -> R | None:
+    """Deliver a stream to its end, and count how it ended.
+
+    Returns what was delivered, None when an error ended the open stream. Raises FrontFailure while
+    the stream is not open, since the failure still has its own status then. When the client is
+    gone, cancel the task.
+    """
     outcome = StreamOutcome.FAILED
     try:
-        async with asyncio.timeout(
-            max(wait.deadline - time.monotonic(), 0.0) + LAST_EVENTS_SECONDS
-        ):
+        async with asyncio.timeout(max(deadline - time.monotonic(), 0.0) + LAST_EVENTS_SECONDS):
             try:
-                reply = await _relay(stream, wait, subscription, first_reply)
+                delivered, outcome = await deliver()
             except WaitFailed as failure:
                 outcome = _OUTCOMES.get(failure.kind, StreamOutcome.FAILED)
                 if not stream.is_open:
                     raise
-                await stream.fail(describe(failure))
+                error = describe(failure)
+                await stream.fail(error, write_failure(error))
                 return None
             except Exception:
                 if stream.is_open:
-                    await stream.fail(build_defect(wait.request_id))
+                    error = build_defect(request_id)
+                    await stream.fail(error, write_failure(error))
                 raise
-        outcome = stream.describe_success()
-        return reply
+        return delivered
     except TimeoutError:  # it does not read, so there is nothing to tell it
         outcome = StreamOutcome.DISCONNECTED
         return None
@@ -100,7 +136,7 @@ async def stream_completion(
         outcome = StreamOutcome.DISCONNECTED
         raise
     finally:
-        metrics.oai_streams.add(1, {"outcome": outcome.value})
+        metrics.oai_streams.add(1, {"outcome": outcome.value, "form": stream.form})
 
 
 _OUTCOMES: Final[Mapping[WaitFailure, StreamOutcome]] = {
@@ -109,8 +145,41 @@ _OUTCOMES: Final[Mapping[WaitFailure, StreamOutcome]] = {
 }
 
 
+async def stream_reply(
+    *,
+    stream: EventStream,
+    answer: ChatAnswer,
+    text: Relay,
+    wait: RequestWait[CompletedReply],
+    subscription: Subscription,
+    describe: Callable[[FrontFailure], ErrorAnswer],
+    first_reply: CompletedReply | None,
+) -> CompletedReply | None:
+    """Stream a chat request whose status was read once, as `run_stream` does.
+
+    `first_reply` is the reply when it was there already.
+    """
+    relayed = _RelayedStream(stream, answer, text)
+
+    async def deliver() -> tuple[CompletedReply, StreamOutcome]:
+        reply = await _relay(relayed, wait, subscription, first_reply)
+        return reply, relayed.describe_success()
+
+    return await run_stream(
+        stream,
+        deliver,
+        deadline=wait.deadline,
+        request_id=wait.request_id,
+        describe=describe,
+        write_failure=answer.fail,
+    )
+
+
 async def _relay(
-    stream: "_Stream", wait: RequestWait, subscription: Subscription, reply: CompletedReply | None
+    stream: "_RelayedStream",
+    wait: RequestWait[CompletedReply],
+    subscription: Subscription,
+    reply: CompletedReply | None,
 ) -> CompletedReply:
     """Send progress until there is a reply, then what that has beyond it. Raises WaitFailed."""
     waiting: asyncio.Task[CompletedReply] | None = None
@@ -120,7 +189,7 @@ async def _relay(
             waiting.add_done_callback(lambda _: subscription.wake())
             while not waiting.done():
                 await stream.relay(
-                    await subscription.next_entries(stream.compute_silence_seconds())
+                    await subscription.next_entries(stream.events.compute_silence_seconds())
                 )
             reply = waiting.result()
         # What tells of other attempts; text alone would come with the reply as well.
@@ -148,73 +217,31 @@ async def _end(waiting: asyncio.Task[CompletedReply] | None) -> None:
         waiting.exception()  # noted, or the loop would report it as forgotten
 
 
-class _Stream:
-    """What a client has been sent, and when."""
+class _RelayedStream:
+    """A stream, the words of its form, and what of the text the client has seen."""
 
-    def __init__(
-        self,
-        send: Send,
-        facts: CompletionFacts,
-        settings: StreamSettings,
-        headers: Iterable[tuple[bytes, bytes]],
-    ) -> None:
-        self._send, self._facts, self._settings, self._headers = send, facts, settings, headers
-        self._text = Relay(requested_model=facts.model, include_reasoning=facts.include_reasoning)
-        # When to send a comment unless there is something better before.
-        self._speak_at = settings.open_at
-        self._has_begun = False  # the role was sent
-        self.is_open = False
-
-    def compute_silence_seconds(self) -> float:
-        """How long nothing needs to be sent."""
-        return max(self._speak_at - time.monotonic(), 0.0)
+    def __init__(self, events: EventStream, answer: ChatAnswer, text: Relay) -> None:
+        self.events, self._answer, self._text = events, answer, text
 
     async def relay(self, entries: Sequence[ProgressEntry]) -> None:
         """Send what is new in a worker's progress, or break a long silence. Raises RelayBroken."""
         deltas = self._text.feed(entries)
         if deltas:
-            events = build_delta_events(self._facts, deltas, has_begun=self._has_begun)
-            await self._write(encode_events(events))
-            self._note_text()
-        elif self.compute_silence_seconds() == 0.0:
-            await self._write(KEEP_ALIVE)
+            await self.events.write(self._answer.write_deltas(deltas))
+            self.events.note_text()
+        elif self.events.compute_silence_seconds() == 0.0:
+            speak = self._answer.fill_silence if self.events.is_open else self._answer.open
+            await self.events.write(speak())
 
     async def finish(self, reply: CompletedReply) -> None:
         """Send what is missing of a reply, and the end. Raises RelayBroken."""
         remainder = self._text.finish(reply)
-        events = build_completion_events(self._facts, reply, remainder, has_begun=self._has_begun)
-        await self._write(encode_events(events) + DONE, is_last=True)
+        await self.events.write(self._answer.finish(reply, remainder), is_last=True)
         if remainder.content or remainder.reasoning:
-            self._note_text()
-
-    async def fail(self, error: ErrorAnswer) -> None:
-        """Send an error, and the end."""
-        metrics.oai_errors.add(1, {"code": error.code, "phase": "stream"})
-        await self._write(build_error_events(error), is_last=True)
+            self.events.note_text()
 
     def describe_success(self) -> StreamOutcome:
         """The outcome of a stream that was finished."""
         if self._text.has_restarted:
             return StreamOutcome.CAUGHT_UP
         return StreamOutcome.RELAYED if self._text.has_sent else StreamOutcome.WHOLE
-
-    def _note_text(self) -> None:
-        if not self._has_begun:
-            metrics.oai_first_delta_seconds.record(time.monotonic() - self._settings.accepted_at)
-        self._has_begun = True
-
-    async def _write(self, body: bytes, *, is_last: bool = False) -> None:
-        """Send bytes, and the headers before the first of them; waits while the client reads too
-        slowly.
-        """
-        if not self.is_open:
-            self.is_open = True
-            await self._send(
-                {
-                    "type": "http.response.start",
-                    "status": 200,
-                    "headers": [*self._headers, *STREAM_HEADERS],
-                }
-            )
-        await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
-        self._speak_at = time.monotonic() + self._settings.keepalive_seconds

@@ -14,11 +14,19 @@ from typing import Any, Final
 from horde.config import FrontConfig
 from horde.logger import get_logger
 from horde.oai.errors import NativeUnavailable, WaitDetails, WaitFailed, WaitFailure
-from horde.oai.mapping import CompletedReply, parse_completed_reply
-from horde.oai.native import Caller, NativeBusy, NativeClient, NativeGone
+from horde.oai.native import (
+    CHAT,
+    Caller,
+    NativeBusy,
+    NativeClient,
+    NativeFamily,
+    NativeGone,
+)
 from horde.oai.signals import ChatNotice, NoticeKind, Subscription
 
 logger = get_logger(__name__)
+
+type ParseReply[R] = Callable[[Mapping[str, Any]], R | None]
 
 # Of one request; only its first notice is followed by a read at once.
 LEAST_SECONDS_BETWEEN_READS: Final = 1.0
@@ -52,8 +60,11 @@ class WaitSettings:
         )
 
 
-class RequestWait:
-    """One request from its submit to its end. `deadline` is monotonic, as is `clock`."""
+class RequestWait[R]:
+    """One request from its submit to its end. `deadline` is monotonic, as is `clock`.
+
+    `parse_reply` finds the reply in a status, None while it is not whole.
+    """
 
     def __init__(
         self,
@@ -63,11 +74,15 @@ class RequestWait:
         settings: WaitSettings,
         deadline: float,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        family: NativeFamily = CHAT,
+        parse_reply: ParseReply[R],
     ) -> None:
         self.request_id, self.deadline = request_id, deadline
         self.is_judged = False  # a status was read, and gave no reason to give up
         self.is_over = False  # the request has ended, so there is nothing to cancel
         self._native, self._caller, self._settings, self._clock = native, caller, settings, clock
+        self._family, self._parse_reply = family, parse_reply
         self._read_at = clock()
         self._is_read_due_soon = False
         self._has_heard = False  # a notice led to a read
@@ -124,7 +139,7 @@ class RequestWait:
         self._has_heard = True
         await asyncio.sleep(max(min(earliest, self.deadline) - self._clock(), 0.0))
 
-    async def read_status(self) -> CompletedReply | None:
+    async def read_status(self) -> R | None:
         """Read the status once. The reply when it is there; None to go on waiting, also when the
         API cannot be read.
 
@@ -132,7 +147,9 @@ class RequestWait:
         unless it has ended.
         """
         try:
-            status = await self._native.read_status(self.request_id, self._caller, self.deadline)
+            status = await self._native.read_status(
+                self.request_id, self._caller, self.deadline, self._family
+            )
         except NativeBusy as busy:
             self._note_read(is_soon=True)
             self._postpone(busy)
@@ -179,12 +196,12 @@ class RequestWait:
         }
         return WaitFailed(kind, self.request_id, WaitDetails(**values | changes))
 
-    async def _judge(self, status: Mapping[str, Any]) -> CompletedReply | None:
+    async def _judge(self, status: Mapping[str, Any]) -> R | None:
         """What one status means, ends before refusals: an ended request cannot be refused any
         more.
         """
         self._details = parse_wait_details(status)
-        reply = parse_completed_reply(status)
+        reply = self._parse_reply(status)
         if reply is not None:
             self.is_over = self.is_judged = True
             return reply
@@ -235,7 +252,7 @@ class RequestWait:
             return WaitFailure.FAIL_FAST_WAIT
         return None
 
-    async def give_up(self, kind: WaitFailure) -> CompletedReply:
+    async def give_up(self, kind: WaitFailure) -> R:
         """Cancel; a reply that was stored meanwhile is delivered all the same. Raises WaitFailed
         otherwise.
         """
@@ -244,20 +261,20 @@ class RequestWait:
             return reply
         raise self._build_failure(kind)
 
-    async def cancel(self) -> CompletedReply | None:
+    async def cancel(self) -> R | None:
         """End the request, once and best effort; the reply when the answer holds one."""
         if self.is_over:
             return None
         self.is_over = True
         try:
-            status = await self._native.cancel(self.request_id, self._caller)
+            status = await self._native.cancel(self.request_id, self._caller, self._family)
         except (NativeBusy, NativeGone, NativeUnavailable) as error:
             logger.warning(
                 "horde.oai.cancel_failed",
                 extra={"native_id": self.request_id, "error_class": type(error).__name__},
             )
             return None
-        return parse_completed_reply(status)
+        return self._parse_reply(status)
 
     def abort(self, kind: WaitFailure) -> None:
         """Make a running `wait_for_reply` give up, from another task."""
@@ -272,7 +289,7 @@ class RequestWait:
             self._waiter.cancel()
 
     def leave(self) -> None:
-        """It waits no more."""
+        """The current task no longer waits."""
         self._waiter = None
 
     def take_abort(self) -> WaitFailure | None:
@@ -300,9 +317,7 @@ def parse_wait_details(status: Mapping[str, Any]) -> WaitDetails:
     )
 
 
-async def wait_for_first_status(
-    wait: RequestWait, subscription: Subscription
-) -> CompletedReply | None:
+async def wait_for_first_status[R](wait: RequestWait[R], subscription: Subscription) -> R | None:
     """Wait until a status was judged, however long the API takes to answer. The reply when it is
     there already.
 
@@ -311,7 +326,7 @@ async def wait_for_first_status(
     return await _wait(wait, subscription, is_enough=lambda: wait.is_judged)
 
 
-async def wait_for_reply(wait: RequestWait, subscription: Subscription) -> CompletedReply:
+async def wait_for_reply[R](wait: RequestWait[R], subscription: Subscription) -> R:
     """Wait for the reply after the first status. Raises WaitFailed when there will be none, or the
     budget is spent.
     """
@@ -320,9 +335,9 @@ async def wait_for_reply(wait: RequestWait, subscription: Subscription) -> Compl
     return reply
 
 
-async def _wait(
-    wait: RequestWait, subscription: Subscription, *, is_enough: Callable[[], bool]
-) -> CompletedReply | None:
+async def _wait[R](
+    wait: RequestWait[R], subscription: Subscription, *, is_enough: Callable[[], bool]
+) -> R | None:
     wait.enter()
     try:
         while True:
@@ -343,7 +358,7 @@ async def _wait(
         wait.leave()
 
 
-async def _hear_reason_to_read(wait: RequestWait, subscription: Subscription) -> bool:
+async def _hear_reason_to_read(wait: RequestWait[Any], subscription: Subscription) -> bool:
     """Listen until the status has to be read; False when the budget ended first, or the rhythm has
     changed.
     """

@@ -189,7 +189,7 @@ def run_front(config: FrontConfig, hub: SignalHub | None = None) -> Iterator[str
         try:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
-            app.state.completions.shut_down()
+            app.state.calls.shut_down()
             server.should_exit = True
             thread.join()
 

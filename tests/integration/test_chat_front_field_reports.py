@@ -22,6 +22,7 @@ import pytest
 from devtools.services import ServiceAddresses
 from horde.classes.base.waiting_prompt import WaitingPrompt
 from horde.logger import JsonFormatter
+from horde.oai.forms import FormName
 from tests.integration._fake_chat_worker import Body, build_call, build_tool, start_anew
 from tests.integration.chat_front import (
     PATIENCE_SECONDS,
@@ -547,8 +548,10 @@ def test_deliveries_and_errors_are_counted(stack: FrontStack) -> None:
     stack.complete(max_tokens=4096)
     stack.refuse(n=2)
     stack.refuse(model="nobody/knows")
-    assert wait_until(deliveries.read) == [({"finish_reason": "stop", "lowered": True}, 1)]
-    assert waits.read() == [({"stream": False}, 1)]
+    assert wait_until(deliveries.read) == [
+        ({"finish_reason": "stop", "lowered": True, "form": "chat"}, 1)
+    ]
+    assert waits.read() == [({"stream": False, "form": "chat"}, 1)]
     assert {(figures["code"], figures["phase"]): count for figures, count in errors.read()} == {
         ("model_not_found", "submit"): 1,
         ("unsupported_value", "request"): 1,
@@ -557,6 +560,7 @@ def test_deliveries_and_errors_are_counted(stack: FrontStack) -> None:
 
 def test_open_requests_are_shown(stack: FrontStack) -> None:
     assert set(read_figures("horde.oai.open_requests")) == {
-        frozenset({("stream", False)}),
-        frozenset({("stream", True)}),
+        frozenset({("stream", is_stream), ("form", form.value)})
+        for is_stream in (False, True)
+        for form in FormName
     }

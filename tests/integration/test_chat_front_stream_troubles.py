@@ -15,8 +15,8 @@ from redis import Redis
 
 from devtools.processes import find_free_ports
 from devtools.services import ServiceAddresses
+from horde.oai import chat_form, streaming
 from horde.oai import hub as hub_module
-from horde.oai import streaming
 from tests.integration._fake_chat_worker import Body, start_anew
 from tests.integration.chat_front import (
     FrontStack,
@@ -118,7 +118,7 @@ def test_a_defect_in_an_open_stream_is_an_event_that_names_the_request(
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(streaming, "build_delta_events", fail)
+    monkeypatch.setattr(chat_form, "build_delta_events", fail)
     stream, job = open_stream(stack)
     with stream:
         stream.await_that(lambda opened: opened.comments)
@@ -198,7 +198,7 @@ def test_75_hanging_up_on_a_silent_open_stream_cancels(stack: FrontStack) -> Non
     stream.await_that(lambda opened: opened.comments)
     stream.hang_up()
     wait_until(lambda: stack.horde.post_progress(job["id"], 1, "One").json["cancelled"], 2.5)
-    assert wait_until(counting.read) == [({"outcome": "disconnected"}, 1)]
+    assert wait_until(counting.read) == [({"outcome": "disconnected", "form": "chat"}, 1)]
 
 
 def flood(redis: Redis, request_id: str) -> str:
@@ -241,7 +241,7 @@ def test_a_client_that_never_reads_is_given_up_after_the_budget(
             stream.stop_reading()
             job = stack.await_job()
             flood(redis, list_request_ids()[0])
-            assert wait_until(counting.read) == [({"outcome": "disconnected"}, 1)]
+            assert wait_until(counting.read) == [({"outcome": "disconnected", "form": "chat"}, 1)]
             stream.reset()
         time.sleep(0.3)  # the server drops what it could not send when it hears of the end
     assert stack.horde.post_progress(job["id"], 1, "One").json["cancelled"]

@@ -368,7 +368,7 @@ def test_a_request_that_faults_altogether_after_text_ends_with_an_error(stack: F
     assert error["code"] == "generation_failed"
     assert error["metadata"]["request_id"] == stream.headers["x-horde-request-id"]
     assert read_outcome(counting) == "failed"
-    assert errors.read() == [({"code": "generation_failed", "phase": "stream"}, 1)]
+    assert errors.read() == [({"code": "generation_failed", "phase": "stream", "form": "chat"}, 1)]
 
 
 # Refusals

@@ -23,7 +23,7 @@ import pytest
 from devtools.services import ServiceAddresses
 from horde.classes.base.waiting_prompt import TerminalOutcome, WaitingPrompt
 from horde.db import transaction
-from horde.oai import completions
+from horde.oai import chat_service
 from tests.integration._fake_chat_worker import MODEL, Body, start_anew
 from tests.integration.chat_front import (
     PATIENCE_SECONDS,
@@ -642,7 +642,7 @@ def test_a_defect_while_waiting_cancels_and_is_not_retried(
     async def fail(*_: object) -> None:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(completions, "wait_for_reply", fail)
+    monkeypatch.setattr(chat_service, "wait_for_reply", fail)
     stack.horde.take_nothing()
     answer = stack.post(build_body())
     request_id = answer.headers["x-horde-request-id"]

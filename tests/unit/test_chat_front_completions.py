@@ -9,29 +9,29 @@ import pytest
 from starlette.types import Message
 
 from horde.config import FrontConfig
-from horde.oai import completions
+from horde.oai import calls
 from horde.oai.app import _describe
 from horde.oai.bodies import BodyReader, ClientGone, IncomingBody
-from horde.oai.completions import Completions, OpenCall
+from horde.oai.calls import Calls, OpenCall
 from horde.oai.errors import RequestRefused
 from horde.oai.native import NativeClient
 from horde.oai.signals import PollingHub
 
 
-def build_completions() -> Completions:
-    return Completions(FrontConfig(), cast(NativeClient, None), PollingHub(), _describe)
+def build_calls() -> Calls:
+    return Calls(FrontConfig(), cast(NativeClient, None), PollingHub(), _describe)
 
 
 def test_a_client_that_takes_nothing_of_its_answer_gives_up_its_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(completions, "SEND_SECONDS", 0.05)
+    monkeypatch.setattr(calls, "SEND_SECONDS", 0.05)
 
     async def never(_message: Message) -> None:
         await asyncio.Event().wait()
 
     with pytest.raises(ClientGone):
-        asyncio.run(build_completions()._send_completion(OpenCall(), {"a": 1}, never))
+        asyncio.run(build_calls().send_object(OpenCall(), {"a": 1}, never))
 
 
 def test_a_body_that_stops_arriving_gives_up_its_place(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,8 @@ from typing import Any, cast
 import pytest
 
 from horde.oai.errors import NativeUnavailable, WaitFailed, WaitFailure
-from horde.oai.native import Caller, NativeBusy, NativeClient, NativeGone
+from horde.oai.mapping import CompletedReply, parse_completed_reply
+from horde.oai.native import Caller, NativeBusy, NativeClient, NativeFamily, NativeGone
 from horde.oai.signals import ChatNotice, NoticeKind, ProgressEntry
 from horde.oai.waiting import RequestWait, WaitSettings, wait_for_first_status, wait_for_reply
 
@@ -58,12 +59,14 @@ class FakeNative:
         self.cancel_count = 0
 
     async def read_status(
-        self, _request_id: str, _caller: Caller, _deadline: float
+        self, _request_id: str, _caller: Caller, _deadline: float, _family: NativeFamily
     ) -> Mapping[str, Any]:
         self.read_at.append(self._clock.now - 100.0)
         return self._give(self._answers.pop(0) if len(self._answers) > 1 else self._answers[0])
 
-    async def cancel(self, _request_id: str, _caller: Caller) -> Mapping[str, Any]:
+    async def cancel(
+        self, _request_id: str, _caller: Caller, _family: NativeFamily
+    ) -> Mapping[str, Any]:
         self.cancel_count += 1
         return self._give(self._cancelled)
 
@@ -132,8 +135,14 @@ class Scene:
             is_fail_fast=is_fail_fast,
         )
         native = cast(NativeClient, self.native)
-        self.wait = RequestWait(
-            native, Caller("k", None, None), "id", settings, 100.0 + budget, self.clock
+        self.wait: RequestWait[CompletedReply] = RequestWait(
+            native,
+            Caller("k", None, None),
+            "id",
+            settings,
+            100.0 + budget,
+            self.clock,
+            parse_reply=parse_completed_reply,
         )
 
     def run(self) -> str | None:

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+"""Chat Completions as a form of the front. Source: docs/reference/chat_front.md."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+from uuid import uuid4
+
+from horde.chat_contract import JsonObject
+from horde.oai.errors import ErrorAnswer
+from horde.oai.forms import ChatAnswer, ChatForm, FormName
+from horde.oai.mapping import (
+    COMPLETION_ID_PREFIX,
+    CompletedReply,
+    CompletionFacts,
+    build_completion,
+    build_dry_run_completion,
+    get_quoted_model,
+)
+from horde.oai.relay import Delta, Remainder
+from horde.oai.schema import ChatCompletionRequest
+from horde.oai.sse import (
+    DONE,
+    build_completion_events,
+    build_delta_events,
+    build_error_events,
+    encode_events,
+)
+
+
+class ChatCompletionAnswer(ChatAnswer):
+    """A completion, or its chunks."""
+
+    def __init__(self, facts: CompletionFacts) -> None:
+        self._facts = facts
+        self._has_begun = False  # the role was sent
+
+    def render(self, reply: CompletedReply) -> JsonObject:
+        """The completion."""
+        return build_completion(self._facts, reply)
+
+    def write_deltas(self, deltas: Sequence[Delta]) -> bytes:
+        """Chunks of text, behind the role's."""
+        events = build_delta_events(self._facts, deltas, has_begun=self._has_begun)
+        self._has_begun = True
+        return encode_events(events)
+
+    def finish(self, reply: CompletedReply, remainder: Remainder) -> bytes:
+        """The last chunks and the end."""
+        events = build_completion_events(self._facts, reply, remainder, has_begun=self._has_begun)
+        return encode_events(events) + DONE
+
+    def fail(self, error: ErrorAnswer) -> bytes:
+        """The error and the end."""
+        return build_error_events(error)
+
+
+class ChatCompletionForm(ChatForm[ChatCompletionRequest]):
+    """`POST /v1/chat/completions`."""
+
+    name: ClassVar[FormName] = FormName.CHAT
+
+    def parse(self, body: object) -> ChatCompletionRequest:
+        """Read a body."""
+        return ChatCompletionRequest.parse(body)
+
+    def begin_answer(
+        self, request: ChatCompletionRequest, request_id: str, created: int
+    ) -> ChatAnswer:
+        """The completion of a request that the horde took."""
+        facts = CompletionFacts(
+            request_id=request_id,
+            created=created,
+            model=request.model,
+            estimated_prompt_tokens=request.estimated_prompt_tokens,
+            include_reasoning=request.horde.include_reasoning,
+            include_usage=request.include_usage,
+        )
+        return ChatCompletionAnswer(facts)
+
+    def render_quote(
+        self, request: ChatCompletionRequest, quote: Mapping[str, Any], created: int
+    ) -> JsonObject:
+        """A completion without choices."""
+        return build_dry_run_completion(
+            quote,
+            completion_id=f"{COMPLETION_ID_PREFIX}dryrun-{uuid4()}",
+            created=created,
+            model=request.model or get_quoted_model(quote),
+        )
