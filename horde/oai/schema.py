@@ -7,23 +7,18 @@ platform is ignored. The first key at fault, in the order of the body, is the on
 docs/reference/chat_front.md, "Request".
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, Self
 
 from horde_sdk.generation_parameters.text.chat_limits import (
-    MAX_CHAT_MAX_TOKENS,
-    MIN_CHAT_MAX_TOKENS,
     OPENAI_SAMPLING_RANGES,
     SUPPORTED_CHAT_CHOICE_COUNT,
 )
 from horde_sdk.generation_parameters.text.chat_policy import ChatReasoningEffort
 
 from horde.chat_contract import (
-    MAX_CHAT_MODEL_COUNT,
-    MAX_STOP_SEQUENCE_CHARACTERS,
-    MAX_STOP_SEQUENCE_COUNT,
     ChatHordeOptions,
     ChatRequestRefused,
     JsonObject,
@@ -39,24 +34,32 @@ from horde.chat_contract import (
     parse_tools,
 )
 from horde.oai._messages import CACHE_HINT, drop_keys, parse_messages
-from horde.oai.errors import RequestRefused, build_contract_refusal, shorten_param
+from horde.oai.errors import RequestRefused, build_contract_refusal
+from horde.oai.readers import (
+    ABSENT,
+    IGNORED_TYPES,
+    Reader,
+    drop,
+    is_integer,
+    is_number,
+    read_absent_at,
+    read_ignored,
+    read_keys,
+    read_model,
+    read_models,
+    read_sampling,
+    read_seed,
+    read_stop,
+    read_stream,
+    read_stream_options,
+    read_token_limit,
+    require_model,
+    unsupported,
+    unsupported_value,
+    wrong_type,
+)
 from horde.token_estimate import measure_text
 
-_ABSENT: Final = object()
-
-# Accepted by type and otherwise not read: they concern OpenAI's platform alone.
-_IGNORED_TYPES: Final[Mapping[str, tuple[type, str]]] = MappingProxyType(
-    {
-        "user": (str, "a string"),
-        "metadata": (dict, "an object"),
-        "store": (bool, "a boolean"),
-        "safety_identifier": (str, "a string"),
-        "prompt_cache_key": (str, "a string"),
-        "prompt_cache_retention": (str, "a string"),
-        "prompt_cache_options": (dict, "an object"),
-        "service_tier": (str, "a string"),
-    }
-)
 # Every chat job carries its own neutral samplers, so any other value could not be honoured.
 NEUTRAL_SAMPLERS: Final[Mapping[str, tuple[float, ...]]] = MappingProxyType(
     {
@@ -76,10 +79,6 @@ _REPLACEMENTS: Final[Mapping[str, str]] = MappingProxyType(
 )
 _REASONING_EFFORTS: Final = tuple(effort.value for effort in ChatReasoningEffort)
 _TOKEN_LIMITS: Final = frozenset({"max_tokens", "max_completion_tokens"})
-_SEED_BITS: Final = 63  # a signed 64-bit integer
-_STREAM_OPTIONS: Final = frozenset(
-    {"include_usage", "include_obfuscation", "continuous_usage_stats"}
-)
 _ALLOWED_TOOLS_MODES: Final = ("auto", "required")
 
 
@@ -112,10 +111,9 @@ class ChatCompletionRequest:
     @classmethod
     def parse(cls, body: object) -> Self:
         """Validate a decoded body. Raises RequestRefused for the first key at fault."""
-        if not isinstance(body, dict):
-            raise RequestRefused("invalid_json", "The body has to be a JSON object.")
         try:
-            forwarded = _read_keys(body)
+            forwarded = read_keys(body, _READERS, _refuse_key)
+            assert isinstance(body, dict)
             _narrow_tools(forwarded, body.get("tool_choice"))
             _require_models_and_messages(body)
             horde = parse_horde_options(body.get("horde"))
@@ -145,19 +143,6 @@ class ChatCompletionRequest:
         )
 
 
-def _read_keys(body: JsonObject) -> JsonObject:
-    """The keys to submit, each checked at its place in the body."""
-    forwarded: JsonObject = {}
-    for key, value in body.items():
-        if value is None:
-            continue
-        read = _READERS.get(key, _refuse_key)
-        accepted = read(key, value, body)
-        if accepted is not _ABSENT:
-            forwarded[key] = accepted
-    return forwarded
-
-
 def _narrow_tools(forwarded: JsonObject, choice: Any) -> None:
     """Offer no tools but those that the choice allows."""
     if _is_allowed_tools(choice):
@@ -168,10 +153,7 @@ def _narrow_tools(forwarded: JsonObject, choice: Any) -> None:
 
 
 def _require_models_and_messages(body: JsonObject) -> None:
-    if body.get("model") is None and body.get("models") is None:
-        raise RequestRefused(
-            "missing_required_parameter", "You must provide a model parameter.", "model"
-        )
+    require_model(body)
     if body.get("messages") is None:
         raise RequestRefused(
             "missing_required_parameter", "Missing required parameter: 'messages'.", "messages"
@@ -179,180 +161,30 @@ def _require_models_and_messages(body: JsonObject) -> None:
 
 
 def _refuse_key(key: str, _value: Any, _body: JsonObject) -> object:
-    raise _unsupported(key, _REPLACEMENTS.get(key))
+    raise unsupported(key, _REPLACEMENTS.get(key))
 
 
-def _unsupported(key: str, advice: str | None = None) -> RequestRefused:
-    name = shorten_param(key)
-    message = f"Unsupported parameter: '{name}' is not supported by the horde" + (
-        f"; {advice}." if advice else ". Leave it out."
-    )
-    return RequestRefused("unsupported_parameter", message, name)
-
-
-def _unsupported_value(key: str, message: str) -> RequestRefused:
-    return RequestRefused("unsupported_value", f"Unsupported value: '{key}' {message}.", key)
-
-
-def _wrong_type(key: str, expectation: str) -> RequestRefused:
-    return RequestRefused("invalid_type", f"Invalid type for '{key}': expected {expectation}.", key)
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-# --- readers: the value to submit, or _ABSENT
+# --- readers: the value to submit, or ABSENT
 # -------------------------------------------------------------------------
-
-type _Reader = Callable[[str, Any, JsonObject], object]
-
-
-def _read_model(key: str, value: Any, body: JsonObject) -> object:
-    if not isinstance(value, str):
-        raise _wrong_type(key, "a string")
-    if not value:
-        raise RequestRefused(
-            "missing_required_parameter", "You must provide a model parameter.", "model"
-        )
-    _check_one_way_to_name_models(key, "models", body)
-    return value
-
-
-def _read_models(key: str, value: Any, body: JsonObject) -> object:
-    if not isinstance(value, list):
-        raise _wrong_type(key, "an array of strings")
-    if not 1 <= len(value) <= MAX_CHAT_MODEL_COUNT or not all(
-        isinstance(model, str) and model for model in value
-    ):
-        message = (
-            f"Invalid value: 'models' has to hold 1 to {MAX_CHAT_MODEL_COUNT} non-empty strings."
-        )
-        raise RequestRefused("invalid_value", message, key)
-    if len(set(value)) != len(value):
-        raise RequestRefused("invalid_value", "Invalid value: 'models' lists a model twice.", key)
-    _check_one_way_to_name_models(key, "model", body)
-    return value
-
-
-def _check_one_way_to_name_models(key: str, other: str, body: JsonObject) -> None:
-    """The later of the two is the one at fault."""
-    if body.get(other) is not None and _stands_before(other, key, body):
-        raise RequestRefused(
-            "conflicting_parameters", "'model' and 'models' cannot be combined.", "models"
-        )
-
-
-def _stands_before(first: str, second: str, body: JsonObject) -> bool:
-    return next(key for key in body if key in (first, second)) == first
 
 
 def _read_messages(_key: str, value: Any, _body: JsonObject) -> object:
     return parse_messages(value)
 
 
-def _read_token_limit(key: str, value: Any, body: JsonObject) -> object:
-    if not _is_integer(value):
-        raise _wrong_type(key, "an integer")
-    if value < MIN_CHAT_MAX_TOKENS:
-        raise _out_of_range(
-            "integer_below_min_value", key, value, f"at least {MIN_CHAT_MAX_TOKENS}"
-        )
-    if value > MAX_CHAT_MAX_TOKENS:
-        raise _out_of_range("integer_above_max_value", key, value, f"at most {MAX_CHAT_MAX_TOKENS}")
-    other = "max_completion_tokens" if key == "max_tokens" else "max_tokens"
-    twin = body.get(other)
-    if _is_integer(twin) and twin != value and _stands_before(other, key, body):
-        message = "'max_tokens' and 'max_completion_tokens' have to be equal when both are sent."
-        raise RequestRefused("conflicting_parameters", message, "max_tokens")
-    return value
-
-
-def _out_of_range(code: str, key: str, value: float, bound: str) -> RequestRefused:
-    shown = str(value) if len(str(value)) <= 40 else "a number of many digits"
-    return RequestRefused(
-        code, f"Invalid '{key}': expected a value of {bound}, but got {shown} instead.", key
-    )
-
-
-def _read_sampling(key: str, value: Any, _body: JsonObject) -> object:
-    if not _is_number(value):
-        raise _wrong_type(key, "a number")
-    least, most = OPENAI_SAMPLING_RANGES[key]
-    if value < least:
-        raise _out_of_range("decimal_below_min_value", key, value, f"at least {least}")
-    if value > most:
-        raise _out_of_range("decimal_above_max_value", key, value, f"at most {most}")
-    return value
-
-
-def _read_seed(key: str, value: Any, _body: JsonObject) -> object:
-    if not _is_integer(value):
-        raise _wrong_type(key, "an integer")
-    bound = 1 << _SEED_BITS
-    if value < -bound:
-        raise _out_of_range("integer_below_min_value", key, value, f"at least {-bound}")
-    if value >= bound:
-        raise _out_of_range("integer_above_max_value", key, value, f"at most {bound - 1}")
-    return value
-
-
-def _read_stop(key: str, value: Any, _body: JsonObject) -> object:
-    stops = [value] if isinstance(value, str) else value
-    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
-        raise _wrong_type(key, "a string or an array of strings")
-    stops = list(dict.fromkeys(stops))
-    if "" in stops:
-        raise RequestRefused(
-            "invalid_value",
-            "Invalid value: 'stop' holds an empty string, which would end every reply.",
-            key,
-        )
-    if len(stops) > MAX_STOP_SEQUENCE_COUNT:
-        message = (
-            f"Invalid value: 'stop' may hold at most {MAX_STOP_SEQUENCE_COUNT} distinct sequences."
-        )
-        raise RequestRefused("invalid_value", message, key)
-    if sum(map(len, stops)) > MAX_STOP_SEQUENCE_CHARACTERS:
-        message = f"Invalid value: the sequences of 'stop' may hold at most {MAX_STOP_SEQUENCE_CHARACTERS} characters together."
-        raise RequestRefused("invalid_value", message, key)
-    return stops or _ABSENT
-
-
-def _read_stream(key: str, value: Any, _body: JsonObject) -> object:
-    if not isinstance(value, bool):
-        raise _wrong_type(key, "a boolean")
-    return True if value else _ABSENT
-
-
-def _read_stream_options(key: str, value: Any, _body: JsonObject) -> object:
-    if not isinstance(value, dict):
-        raise _wrong_type(key, "an object")
-    for name, member in drop_keys(value, CACHE_HINT).items():
-        if name not in _STREAM_OPTIONS:
-            raise _unsupported(f"{key}.{name}")
-        if not isinstance(member, bool):
-            raise _wrong_type(f"{key}.{name}", "a boolean")
-    return _ABSENT
-
-
 def _read_choice_count(key: str, value: Any, _body: JsonObject) -> object:
-    if not _is_integer(value):
-        raise _wrong_type(key, "an integer")
+    if not is_integer(value):
+        raise wrong_type(key, "an integer")
     if value != SUPPORTED_CHAT_CHOICE_COUNT:
-        raise _unsupported_value(key, "has to be 1: the horde gives one reply to a request")
-    return _ABSENT
+        raise unsupported_value(key, "has to be 1: the horde gives one reply to a request")
+    return ABSENT
 
 
 def _read_tools(_key: str, value: Any, body: JsonObject) -> object:
     tools = parse_tools(_drop_cache_hints(value))
     check_tool_spec_size(value, body.get("tool_choice"), body.get("response_format"))
     check_strict_schemas(tools, None)
-    return tools or _ABSENT
+    return tools or ABSENT
 
 
 def _drop_cache_hints(tools: Any) -> Any:
@@ -377,7 +209,7 @@ def _read_tool_choice(_key: str, value: Any, body: JsonObject) -> object:
         mode, _ = _parse_allowed_tools(value, tools)
         return parse_tool_choice(mode, tools)
     choice = parse_tool_choice(drop_keys(value, CACHE_HINT), tools)
-    return _ABSENT if choice is None else choice
+    return ABSENT if choice is None else choice
 
 
 def _is_allowed_tools(choice: Any) -> bool:
@@ -394,7 +226,7 @@ def _parse_allowed_tools(choice: JsonObject, tools: list[JsonObject]) -> tuple[s
     _refuse_members("tool_choice", choice, {"type", "allowed_tools"})
     allowed = choice.get("allowed_tools")
     if not isinstance(allowed, dict):
-        raise _wrong_type(path, "an object of 'mode' and 'tools'")
+        raise wrong_type(path, "an object of 'mode' and 'tools'")
     _refuse_members(path, allowed, {"mode", "tools"})
     mode, entries = allowed.get("mode"), allowed.get("tools")
     if mode not in _ALLOWED_TOOLS_MODES:
@@ -403,7 +235,7 @@ def _parse_allowed_tools(choice: JsonObject, tools: list[JsonObject]) -> tuple[s
         )
         raise RequestRefused("invalid_value", message, f"{path}.mode")
     if not isinstance(entries, list) or not entries:
-        raise _wrong_type(f"{path}.tools", "a non-empty array of functions")
+        raise wrong_type(f"{path}.tools", "a non-empty array of functions")
     names = [
         _parse_allowed_name(entry, f"{path}.tools[{index}]", tools)
         for index, entry in enumerate(entries)
@@ -413,7 +245,7 @@ def _parse_allowed_tools(choice: JsonObject, tools: list[JsonObject]) -> tuple[s
 
 def _parse_allowed_name(entry: object, path: str, tools: list[JsonObject]) -> str:
     if not isinstance(entry, dict):
-        raise _wrong_type(path, 'an object such as {"type": "function", "function": {"name": …}}')
+        raise wrong_type(path, 'an object such as {"type": "function", "function": {"name": …}}')
     try:
         parse_tool_choice(drop_keys(entry, CACHE_HINT), tools)
     except ChatRequestRefused as refused:
@@ -434,7 +266,7 @@ def _move_refusal(refused: ChatRequestRefused, path: str) -> ChatRequestRefused:
 def _refuse_members(path: str, value: JsonObject, known: set[str]) -> None:
     for name in drop_keys(value, CACHE_HINT):
         if name not in known:
-            raise _unsupported(f"{path}.{name}")
+            raise unsupported(f"{path}.{name}")
 
 
 def _read_parallel_tool_calls(_key: str, value: Any, body: JsonObject) -> object:
@@ -458,12 +290,12 @@ def _read_response_format(_key: str, value: Any, body: JsonObject) -> object:
     response_format = parse_response_format(drop_keys(value, CACHE_HINT))
     check_tool_spec_size(body.get("tools"), body.get("tool_choice"), value)
     check_strict_schemas((), response_format)
-    return _ABSENT if response_format is None else response_format
+    return ABSENT if response_format is None else response_format
 
 
 def _read_reasoning_effort(key: str, value: Any, _body: JsonObject) -> object:
     if not isinstance(value, str):
-        raise _wrong_type(key, "a string")
+        raise wrong_type(key, "a string")
     if value not in _REASONING_EFFORTS:
         message = (
             f"Invalid value: 'reasoning_effort' has to be one of {', '.join(_REASONING_EFFORTS)}."
@@ -474,75 +306,55 @@ def _read_reasoning_effort(key: str, value: Any, _body: JsonObject) -> object:
 
 def _read_horde(_key: str, value: Any, _body: JsonObject) -> object:
     parse_horde_options(value)
-    return drop_keys(value) or _ABSENT
-
-
-def _read_ignored(key: str, value: Any, _body: JsonObject) -> object:
-    kind, expectation = _IGNORED_TYPES[key]
-    if not isinstance(value, kind):
-        raise _wrong_type(key, expectation)
-    return _ABSENT
-
-
-def _drop(_key: str, _value: Any, _body: JsonObject) -> object:
-    return _ABSENT
+    return drop_keys(value) or ABSENT
 
 
 def _read_neutral_sampler(key: str, value: Any, _body: JsonObject) -> object:
     neutral = NEUTRAL_SAMPLERS[key]
-    if _is_number(value) and value in neutral:
-        return _ABSENT
-    raise _unsupported(
+    if is_number(value) and value in neutral:
+        return ABSENT
+    raise unsupported(
         key, f"only {' or '.join(map(str, neutral))}, which changes nothing, is accepted"
     )
 
 
 def _read_logprobs(key: str, value: Any, _body: JsonObject) -> object:
     # Some web UIs send the number of the old completions.
-    if value is False or (_is_number(value) and value == 0):
-        return _ABSENT
-    raise _unsupported(key)
+    if value is False or (is_number(value) and value == 0):
+        return ABSENT
+    raise unsupported(key)
 
 
 def _read_top_logprobs(key: str, value: Any, _body: JsonObject) -> object:
-    if _is_number(value) and value == 0:
-        return _ABSENT
-    raise _unsupported(key)
-
-
-def _read_absent_at(neutral: object, refuse: Callable[[str], RequestRefused]) -> _Reader:
-    def read(key: str, value: Any, _body: JsonObject) -> object:
-        if type(value) is type(neutral) and value == neutral:
-            return _ABSENT
-        raise refuse(key)
-
-    return read
+    if is_number(value) and value == 0:
+        return ABSENT
+    raise unsupported(key)
 
 
 def _refuse_modalities(key: str) -> RequestRefused:
-    return _unsupported_value(key, 'has to be ["text"]')
+    return unsupported_value(key, 'has to be ["text"]')
 
 
 def _refuse_verbosity(key: str) -> RequestRefused:
-    return _unsupported_value(key, "has to be 'medium'")
+    return unsupported_value(key, "has to be 'medium'")
 
 
 def _refuse_replaced(key: str) -> RequestRefused:
-    return _unsupported(key, _REPLACEMENTS.get(key))
+    return unsupported(key, _REPLACEMENTS.get(key))
 
 
-_READERS: Final[Mapping[str, _Reader]] = MappingProxyType(
+_READERS: Final[Mapping[str, Reader]] = MappingProxyType(
     {
-        "model": _read_model,
-        "models": _read_models,
+        "model": read_model,
+        "models": read_models,
         "messages": _read_messages,
-        "max_tokens": _read_token_limit,
-        "max_completion_tokens": _read_token_limit,
-        **dict.fromkeys(OPENAI_SAMPLING_RANGES, _read_sampling),
-        "seed": _read_seed,
-        "stop": _read_stop,
-        "stream": _read_stream,
-        "stream_options": _read_stream_options,
+        "max_tokens": read_token_limit,
+        "max_completion_tokens": read_token_limit,
+        **dict.fromkeys(OPENAI_SAMPLING_RANGES, read_sampling),
+        "seed": read_seed,
+        "stop": read_stop,
+        "stream": read_stream,
+        "stream_options": read_stream_options,
         "n": _read_choice_count,
         "tools": _read_tools,
         "tool_choice": _read_tool_choice,
@@ -550,15 +362,15 @@ _READERS: Final[Mapping[str, _Reader]] = MappingProxyType(
         "response_format": _read_response_format,
         "reasoning_effort": _read_reasoning_effort,
         "horde": _read_horde,
-        **dict.fromkeys(_IGNORED_TYPES, _read_ignored),
-        CACHE_HINT: _drop,
+        **dict.fromkeys(IGNORED_TYPES, read_ignored),
+        CACHE_HINT: drop,
         **dict.fromkeys(NEUTRAL_SAMPLERS, _read_neutral_sampler),
         "logprobs": _read_logprobs,
         "top_logprobs": _read_top_logprobs,
-        "logit_bias": _read_absent_at({}, _unsupported),
-        "modalities": _read_absent_at(["text"], _refuse_modalities),
-        "verbosity": _read_absent_at("medium", _refuse_verbosity),
-        "functions": _read_absent_at([], _refuse_replaced),
-        "function_call": _read_absent_at("none", _refuse_replaced),
+        "logit_bias": read_absent_at({}, unsupported),
+        "modalities": read_absent_at(["text"], _refuse_modalities),
+        "verbosity": read_absent_at("medium", _refuse_verbosity),
+        "functions": read_absent_at([], _refuse_replaced),
+        "function_call": read_absent_at("none", _refuse_replaced),
     }
 )
