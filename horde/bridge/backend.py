@@ -3,18 +3,19 @@
 
 import threading
 import time
-from typing import Any
 
 import httpx
 
 from horde.bridge.addresses import trusts_environment
 from horde.bridge.chat_stream import ChatStream
+from horde.bridge.connections import WITHOUT_KEEP_ALIVE, ending_at
 from horde.bridge.refusals import (
     BackendRefusal,
     BackendUnavailable,
     JsonObject,
     build_unavailable,
     find_error,
+    join_bounded,
     parse_json,
     read_refusal,
     write_body,
@@ -25,11 +26,16 @@ from horde.logger import get_logger
 CONNECT_TIMEOUT_SECONDS = 10.0
 PROBE_TIMEOUT_SECONDS = 10.0
 TOKENIZE_TIMEOUT_SECONDS = 30.0
+MAX_ANSWER_BYTES = 64 * 1024 * 1024  # the tokens of a prompt of megabytes
 
 # Only these say that a route does not exist. A server that still loads answers otherwise.
 NO_ROUTE_STATUSES = frozenset({404, 405, 501})
 
 logger = get_logger(__name__)
+
+
+class NoSuchRoute(Exception):
+    """What answers at the backend's address has no list of models."""
 
 
 class Backend:
@@ -48,7 +54,10 @@ class Backend:
         self._key = backend_key
         headers = {"Authorization": f"Bearer {backend_key}"} if backend_key else {}
         self._client = httpx.Client(
-            headers=headers, transport=transport, trust_env=trusts_environment(backend_url)
+            headers=headers,
+            transport=transport,
+            trust_env=trusts_environment(backend_url),
+            limits=WITHOUT_KEEP_ALIVE,
         )
         self.refused_keys = RefusedKeys()
         self._rest_lock = threading.Lock()
@@ -60,20 +69,22 @@ class Backend:
         return [self._key] if self._key else []
 
     def list_models(self) -> list[JsonObject]:
-        """The entries of ``GET /v1/models``. An address without its ``/v1`` is corrected."""
-        try:
-            data = self._list_models(self._url)
-        except BackendRefusal as refusal:
-            if self._url.endswith("/v1") or refusal.status not in (*NO_ROUTE_STATUSES, 200):
-                raise
-            data = None
-        if data is None and not self._url.endswith("/v1"):
-            data = self._list_models(f"{self._url}/v1")
-            self._url = f"{self._url}/v1"
-            logger.warning("horde.bridge.backend_address_corrected", extra={"backend": self._url})
-        if data is None:
-            raise BackendRefusal(httpx.codes.OK, "the list of models has no data")
-        return [model for model in data if isinstance(model, dict)]
+        """The entries of ``GET /v1/models``. An address without its ``/v1`` is corrected.
+
+        Raises ``NoSuchRoute`` where neither address has the route.
+        """
+        addresses = [self._url] if self._url.endswith("/v1") else [self._url, f"{self._url}/v1"]
+        for address in addresses:
+            try:
+                answer = self._call("GET", f"{address}/models", None, PROBE_TIMEOUT_SECONDS)
+            except BackendRefusal as refusal:
+                if refusal.status not in (*NO_ROUTE_STATUSES, httpx.codes.OK):
+                    raise
+                continue
+            if isinstance(data := answer.get("data"), list):
+                self._correct_address(address)
+                return [model for model in data if isinstance(model, dict)]
+        raise NoSuchRoute
 
     def find(self, path: str, body: JsonObject | None = None) -> JsonObject | None:
         """A route beside OpenAI's, asked with POST if there is a body; None where it does not
@@ -113,24 +124,33 @@ class Backend:
         """Close the connections, which also frees the slots of running requests."""
         self._client.close()
 
-    def _list_models(self, url: str) -> list[Any] | None:
-        data = self._call("GET", f"{url}/models", None, PROBE_TIMEOUT_SECONDS).get("data")
-        return data if isinstance(data, list) else None
+    def _correct_address(self, address: str) -> None:
+        if address != self._url:
+            self._url = address
+            logger.warning("horde.bridge.backend_address_corrected", extra={"backend": address})
 
     def _call(
         self, method: str, url: str, body: JsonObject | None, timeout_seconds: float
     ) -> JsonObject:
         try:
-            response = self._client.request(
-                method, url, timeout=_build_timeout(timeout_seconds), **write_body(body)
-            )
+            with (
+                ending_at(time.monotonic() + timeout_seconds) as trace,
+                self._client.stream(
+                    method,
+                    url,
+                    timeout=_build_timeout(timeout_seconds),
+                    extensions={"trace": trace},
+                    **write_body(body),
+                ) as response,
+            ):
+                content = join_bounded(response.iter_bytes(), MAX_ANSWER_BYTES)
         except httpx.ReadTimeout as error:  # longer than the lease of the job
             raise BackendUnavailable(f"no answer within {timeout_seconds:.0f} s") from error
         except httpx.HTTPError as error:
             raise build_unavailable(error) from error
-        answer = parse_json(response.content) if response.is_success else None
+        answer = parse_json(content) if response.is_success else None
         if not isinstance(answer, dict):
-            raise read_refusal(response, response.content)
+            raise read_refusal(response, content)
         if (told := find_error(answer)) is not None:
             raise told
         return answer

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """One chat completion, read from the backend as it comes: in chunks, or whole as the only chunk."""
 
-import contextlib
-import socket
-import threading
 from collections.abc import Callable, Iterable, Iterator
 
 import httpx
 
+from horde.bridge.connections import RequestConnections
 from horde.bridge.refusals import (
     BackendRefusal,
     BackendUnavailable,
@@ -15,6 +13,7 @@ from horde.bridge.refusals import (
     UnreadableAnswer,
     build_unavailable,
     find_error,
+    join_bounded,
     parse_json,
     read_refusal,
     write_body,
@@ -31,9 +30,7 @@ class ChatStream:
         self, client: httpx.Client, url: str, body: JsonObject, timeout: httpx.Timeout
     ) -> None:
         self._client, self._url, self._body, self._timeout = client, url, body, timeout
-        self._lock = threading.Lock()
-        self._response: httpx.Response | None = None
-        self._is_aborted = False
+        self._connections = RequestConnections()
 
     def read_chunks(self, on_bytes: Callable[[], object] = lambda: None) -> Iterator[JsonObject]:
         """The chunks up to ``[DONE]``, or to the end of the answer if a chunk had a finish reason.
@@ -46,55 +43,38 @@ class ChatStream:
         """
         try:
             with self._client.stream(
-                "POST", self._url, timeout=self._timeout, **write_body(self._body)
+                "POST",
+                self._url,
+                timeout=self._timeout,
+                extensions={"trace": self._connections.trace},
+                **write_body(self._body),
             ) as response:
-                if not self._enter(response):
-                    return
-                try:
-                    yield from _read_answer(response, on_bytes)
-                finally:
-                    self._leave()
-        except (httpx.HTTPError, EventTooLong) as error:
-            if not self._is_aborted:
-                raise build_unavailable(error) from error
-        except BackendUnavailable:
-            if not self._is_aborted:
+                yield from _read_answer(response, on_bytes)
+        except (httpx.HTTPError, EventTooLong, BackendUnavailable) as error:
+            if self._connections.is_cut:
+                return
+            if isinstance(error, BackendUnavailable):
                 raise
+            raise build_unavailable(error) from error
+        finally:
+            self._connections.close()
 
     def abort(self) -> None:
-        """End the stream, which makes the backend stop generating and wakes the thread that
-        reads.
+        """End the stream, which makes the backend stop generating and wakes the thread that reads,
+        also before the head of the answer has come.
         """
-        with self._lock:
-            self._is_aborted = True
-            response = self._response
-            network = response.extensions.get("network_stream") if response is not None else None
-            connection = network.get_extra_info("socket") if network is not None else None
-            if connection is not None:
-                # Closing alone would not wake a thread inside recv. The backend may have closed it.
-                with contextlib.suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)
-
-    def _enter(self, response: httpx.Response) -> bool:
-        with self._lock:
-            self._response = response
-            return not self._is_aborted
-
-    def _leave(self) -> None:
-        """Let go of the connection: from here on it may carry another job's answer."""
-        with self._lock:
-            self._response = None
+        self._connections.cut()
 
 
 def _read_answer(response: httpx.Response, on_bytes: Callable[[], object]) -> Iterator[JsonObject]:
     """The chunks of an answer whose head has come."""
     parts = _report(response.iter_bytes(), on_bytes)
     if not response.is_success:
-        raise read_refusal(response, _join(parts))
+        raise read_refusal(response, join_bounded(parts, MAX_WHOLE_BYTES))
 
     media_type = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     if media_type == "application/json":
-        body = _join(parts)
+        body = join_bounded(parts, MAX_WHOLE_BYTES)
         if (whole := parse_json(body)) is not None:
             yield from _check_chunk(whole, is_whole=True)
             return
@@ -118,15 +98,6 @@ def _report(parts: Iterable[bytes], on_bytes: Callable[[], object]) -> Iterator[
     for part in parts:
         on_bytes()
         yield part
-
-
-def _join(parts: Iterable[bytes]) -> bytes:
-    body = bytearray()
-    for part in parts:
-        body += part
-        if len(body) > MAX_WHOLE_BYTES:
-            raise BackendUnavailable(f"an answer of more than {MAX_WHOLE_BYTES} bytes")
-    return bytes(body)
 
 
 def _parse_event(event: Event) -> Iterator[JsonObject]:

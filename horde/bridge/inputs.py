@@ -9,15 +9,14 @@ environment. URLs are secrets and never logged.
 
 import base64
 import json
-import socket
-import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import httpx
+
+from horde.bridge.connections import WITHOUT_KEEP_ALIVE, ending_at
 
 MAX_IMAGES_BYTES = 25 * 1024 * 1024  # the contract's bound of a request's stored images
 # The contract's bound of a request, which the decoded array stays under.
@@ -49,8 +48,7 @@ class InputFetcher:
             transport=transport,
             trust_env=False,
             timeout=PHASE_SECONDS,
-            # `_ending_at` hears of new connections alone.
-            limits=httpx.Limits(max_keepalive_connections=0),
+            limits=WITHOUT_KEEP_ALIVE,
         )
 
     def fetch_messages(self, url: object) -> list[dict[str, Any]]:
@@ -118,7 +116,7 @@ class InputFetcher:
                 # URL signs.
                 headers = {"Accept-Encoding": "gzip"}
                 with (
-                    _ending_at(deadline) as trace,
+                    ending_at(deadline) as trace,
                     self._client.stream(
                         "GET", url, headers=headers, extensions={"trace": trace}
                     ) as response,
@@ -129,36 +127,6 @@ class InputFetcher:
             except httpx.HTTPError as error:
                 raise _Unavailable(type(error).__name__) from error
         raise InputUnavailable("too many redirects")
-
-
-@contextmanager
-def _ending_at(deadline: float) -> Iterator[Callable[[str, Mapping[str, Any]], None]]:
-    """A trace for httpx that cuts the request's connection at the deadline: of a header that
-    trickles, each byte would be granted a time-out of its own."""
-    connections: list[socket.socket] = []
-
-    def trace(event: str, info: Mapping[str, Any]) -> None:
-        if event == "connection.connect_tcp.complete":
-            # TLS takes the socket itself away.
-            connections.append(info["return_value"].get_extra_info("socket").dup())
-            if time.monotonic() >= deadline:
-                cut()
-
-    def cut() -> None:
-        for connection in connections:
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-
-    timer = threading.Timer(max(0.0, deadline - time.monotonic()), cut)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield trace
-    finally:
-        timer.cancel()
-        timer.join()
-        for connection in connections:
-            connection.close()
 
 
 def is_image_part(part: object) -> bool:

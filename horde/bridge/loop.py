@@ -24,7 +24,7 @@ from horde.bridge.pace import add_jitter, compute_idle_seconds, compute_retry_se
 from horde.bridge.plan import ServingPlan
 from horde.bridge.planner import Planner
 from horde.bridge.popping import EXIT_REFUSED, EXIT_STOPPED, EXIT_USAGE, NotAsked, Popper
-from horde.bridge.probe import BackendKeyRefused, ProbeError
+from horde.bridge.probe import ProbeError, WrongOption
 from horde.bridge.progress import JobAbandoned
 from horde.bridge.refusals import BackendUnavailable, JsonObject
 from horde.bridge.streaming import UNREADABLE_ERRORS
@@ -206,10 +206,14 @@ class Bridge:
     def _require_plan(self) -> ServingPlan | None:
         """The plan, once the backend answers; None when the bridge stops."""
         try:
-            return self._planner.require(self._stopping, is_first=not self._popper.is_let_in)
+            return self._planner.require(
+                self._stopping,
+                is_first=not self._popper.is_let_in,
+                is_idle=not self._running,
+            )
         except ProbeError as error:
             logger.error("horde.bridge.backend_unusable", extra={"reason": str(error)})
-            self._end(EXIT_USAGE if isinstance(error, BackendKeyRefused) else EXIT_REFUSED)
+            self._end(EXIT_USAGE if isinstance(error, WrongOption) else EXIT_REFUSED)
             return None
 
     def _end(self, exit_code: int) -> None:

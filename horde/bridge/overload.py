@@ -10,6 +10,7 @@ from horde.bridge.refusals import BackendRefusal
 from horde.logger import get_logger
 
 FIRST_PAUSE_SECONDS = 2.0  # where the backend names no time; doubled each time
+LEAST_PAUSE_SECONDS = 0.5
 SERVING_SECONDS = 30.0  # what has to be left of the lease after the pause
 
 logger = get_logger(__name__)
@@ -28,7 +29,7 @@ def wait_out_overload[Answer](ask: Callable[[], Answer], backend: Backend, lease
             if not refusal.is_overloaded:
                 raise
             asked = refusal.retry_after_seconds
-            seconds = pause if asked is None else asked
+            seconds = max(asked, LEAST_PAUSE_SECONDS) if asked else pause
             backend.rest(seconds)
             fields = {"status": refusal.status, "seconds": round(seconds, 1)}
             logger.warning("horde.bridge.backend_overloaded", extra=fields)

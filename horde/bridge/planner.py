@@ -4,17 +4,20 @@ trouble, and told to the operator.
 """
 
 import threading
+import time
 from collections.abc import Callable
 
 from horde.bridge.backend import Backend
 from horde.bridge.config import BridgeConfig
-from horde.bridge.declaration import explain_gaps
+from horde.bridge.declaration import describe_refusing, explain_gaps
 from horde.bridge.pace import compute_retry_seconds
 from horde.bridge.plan import ServingPlan
-from horde.bridge.probe import BackendKeyRefused, build_serving_plan
+from horde.bridge.probe import WrongOption, build_serving_plan
 from horde.bridge.refusals import BackendRefusal, BackendUnavailable
 from horde.bridge.streaming import UNREADABLE_ERRORS
 from horde.logger import get_logger
+
+PROBE_AGAIN_SECONDS = 60.0  # an idle backend that was restarted is noticed within a minute
 
 logger = get_logger(__name__)
 
@@ -29,21 +32,28 @@ class Planner:
         self._lock = threading.Lock()
         self._plan: ServingPlan | None = None
         self._announced: ServingPlan | None = None
+        self._probed = 0.0
         self.latest: ServingPlan | None = None
         """The plan last made, also when it was forgotten."""
 
-    def require(self, stopping: threading.Event, *, is_first: bool) -> ServingPlan | None:
+    def require(
+        self, stopping: threading.Event, *, is_first: bool, is_idle: bool
+    ) -> ServingPlan | None:
         """The plan, probing the backend until it answers; None once the bridge stops.
 
-        One thread probes, the others wait. A key that is refused only later may be put right at
-        the backend, so it is waited for unless ``is_first``. Raises ``ProbeError``.
+        One thread probes, the others wait. An address or a key that turns wrong only later may be
+        put right at the backend, so it is waited for unless ``is_first``. When ``is_idle`` a plan
+        does not last: the backend may have been restarted with another model. Raises
+        ``ProbeError``.
         """
         with self._lock:
             failures = 0
+            if is_idle and time.monotonic() > self._probed + PROBE_AGAIN_SECONDS:
+                self._plan = None
             while self._plan is None and not stopping.is_set():
                 try:
-                    self._plan = self.latest = build_serving_plan(self._backend, self._config)
-                except BackendKeyRefused as error:
+                    self._plan = build_serving_plan(self._backend, self._config)
+                except WrongOption as error:
                     if is_first:
                         raise
                     failures += 1
@@ -59,8 +69,11 @@ class Planner:
                     failures += 1
                     self._wait(f"an unreadable answer: {type(error).__name__}", failures)
                 else:
-                    self._backend.refused_keys.clear()
-                    self._log_backend(self._plan)
+                    self._probed = time.monotonic()
+                    if self._plan != self.latest:
+                        self.latest = self._plan
+                        self._backend.refused_keys.clear()
+                        self._log_backend(self._plan)
             return self._plan if not stopping.is_set() else None
 
     def forget(self, plan: ServingPlan) -> None:
@@ -102,7 +115,7 @@ class Planner:
                 "backend": profile.kind.value,
                 "model": profile.backend_model,
                 "context": profile.context_tokens,
-                "refuses_overflow_by": profile.token_counting.value,
+                "long_prompts": describe_refusing(profile),
             },
         )
         for gap in explain_gaps(profile, self._config, plan.declaration):

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from horde_sdk.generation_parameters.text.chat_policy import ChatGuarantee
 
-from horde.bridge.backend import Backend
+from horde.bridge.backend import Backend, NoSuchRoute
 from horde.bridge.config import DEFAULT_MAX_LENGTH_TOKENS, BridgeConfig, TokenCounting
 from horde.bridge.counting import counts_texts
 from horde.bridge.declaration import build_declaration, compute_chat_context
@@ -19,6 +19,7 @@ from horde.bridge.plan import BackendProfile, ServingPlan
 from horde.bridge.refusals import BackendRefusal, BackendUnavailable, JsonObject
 from horde.logger import get_logger
 
+FRONT_OWNER = "aihorde"  # of the models that the OpenAI-compatible front of a horde lists
 _KEY_STATUSES = (401, 403)
 
 logger = get_logger(__name__)
@@ -31,15 +32,15 @@ class ProbeError(Exception):
     """
 
 
-class BackendKeyRefused(ProbeError):
-    """The backend does not take the key, or wants one."""
+class WrongOption(ProbeError):
+    """What the operator said of the backend's address or key is wrong."""
 
 
 def build_serving_plan(backend: Backend, config: BridgeConfig) -> ServingPlan:
     """Probe the backend and decide what to announce.
 
-    Raises ``ProbeError`` when the context length stays unknown or the key is refused, and the
-    errors of ``Backend`` while the backend is not ready.
+    Raises ``ProbeError`` when the context length stays unknown, ``WrongOption`` when the address or
+    the key is wrong, and the errors of ``Backend`` while the backend is not ready.
     """
     try:
         profile = probe_backend(backend, config)
@@ -47,7 +48,7 @@ def build_serving_plan(backend: Backend, config: BridgeConfig) -> ServingPlan:
         if refusal.status not in _KEY_STATUSES:
             raise
         hint = "refuses the key of" if backend.secrets else "wants a key, given by"
-        raise BackendKeyRefused(
+        raise WrongOption(
             f"The backend {hint} --backend-key or HORDE_BRIDGE_BACKEND_KEY ({refusal.status})."
         ) from refusal
     room = compute_chat_context(profile)
@@ -67,7 +68,12 @@ def build_serving_plan(backend: Backend, config: BridgeConfig) -> ServingPlan:
 
 def probe_backend(backend: Backend, config: BridgeConfig) -> BackendProfile:
     """Ask the backend what it is. Raises ``ProbeError`` and as ``Backend`` does."""
-    entry = _choose_model(backend.list_models(), config.backend_model)
+    entry = _choose_model(_list_models(backend, config.backend_model), config.backend_model)
+    if entry.get("owned_by") == FRONT_OWNER:
+        raise WrongOption(
+            "--backend is the address of a horde's front, which would ask this worker itself;"
+            " a backend with a model of its own is needed."
+        )
     model = str(config.backend_model or entry["id"])
     facts = read_facts(backend, entry, model)
     profile = BackendProfile(
@@ -96,6 +102,19 @@ def _refuse_overflow(
     elif counting is TokenCounting.BACKEND:
         return profile
     return replace(profile, supports=profile.supports | {value}, token_counting=counting)
+
+
+def _list_models(backend: Backend, wanted: str | None) -> list[JsonObject]:
+    """The models, none where a service lists none and the operator has named one."""
+    try:
+        return backend.list_models()
+    except NoSuchRoute as error:
+        if wanted is not None:
+            return []
+        raise WrongOption(
+            "Nothing at the address of --backend lists models; it ends in /v1. For a service"
+            " without such a list, state --backend-model and --max-context-length."
+        ) from error
 
 
 def _choose_model(models: list[JsonObject], wanted: str | None) -> JsonObject:

@@ -115,6 +115,16 @@ def parse_json(content: bytes | str) -> Any:
         return None
 
 
+def join_bounded(parts: Iterable[bytes], max_bytes: int) -> bytes:
+    """An answer's body. Raises ``BackendUnavailable`` for a larger one."""
+    body = bytearray()
+    for part in parts:
+        body += part
+        if len(body) > max_bytes:
+            raise BackendUnavailable(f"an answer of more than {max_bytes} bytes")
+    return bytes(body)
+
+
 def write_body(body: JsonObject | None) -> JsonObject:
     """What httpx sends: the client's schemas in the form in which they came, which its own writer
     would change.

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 # A chunk holds a token, or a call's arguments, or a whole reply; more is not a stream of chunks.
 MAX_EVENT_BYTES = 16 * 1024 * 1024
 
+MAX_EVENT_LINES = 10_000  # of an indented answer; JSON needs one
+
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _FIELDS = frozenset({"data", "error", "event", "id", "retry"})
@@ -44,7 +46,7 @@ class _Assembler:
     def add(self, text: str) -> None:
         self._lines.append(text)
         self._size += len(text)
-        if self._size > MAX_EVENT_BYTES:
+        if self._size > MAX_EVENT_BYTES or len(self._lines) > MAX_EVENT_LINES:
             raise EventTooLong(f"more than {MAX_EVENT_BYTES} bytes without the end of an event")
 
     def mark_error(self) -> None:
@@ -54,7 +56,9 @@ class _Assembler:
         """Whether a further line would begin the next event: some senders end events by one line
         break instead of two.
         """
-        return bool(self._lines) and is_json("\n".join(self._lines))
+        if not self._lines or not self._lines[-1].endswith(("}", "]", "E")):
+            return False
+        return is_json("\n".join(self._lines))
 
     def take(self) -> Iterator[Event]:
         """The event, if it has data."""

@@ -12,10 +12,11 @@ from typing import Any
 
 from horde.bridge.chunks import ChunkReader
 from horde.bridge.reasoning import ReasoningSplitter, SurrogateJoiner
-from horde.bridge.refusals import JsonObject
+from horde.bridge.refusals import JsonObject, UnreadableAnswer
 from horde.bridge.replies import ChatReply, build_chat_reply, is_cut_at_length
 from horde.bridge.tool_calls import CallCollector
 
+MAX_REPLY_CHARACTERS = 8 * 1024 * 1024  # a backend that never ends, whatever max_tokens says
 # How much has to repeat: while more may follow, at the end, and for a piece that adds nothing.
 _SURE_PIECES, _SURE_CHARACTERS = 3, 8
 _LIKELY_CHARACTERS = 4
@@ -81,7 +82,7 @@ class StreamedReply:
         offered: frozenset[str] = frozenset(),
     ) -> None:
         self.content, self.reasoning = "", ""
-        self.token_count = 0
+        self.token_count = self._size = 0
         """Pieces of text so far; a backend sends one a token, or nearly."""
         self._native: str | None = None
         self._usage: JsonObject = {}
@@ -100,6 +101,9 @@ class StreamedReply:
     def add_chunk(self, chunk: Mapping[str, Any]) -> None:
         """Take a chunk. Raises ``UnreadableAnswer`` for one in an unknown form."""
         piece = self._reader.read(chunk)
+        self._size += len(piece.content) + len(piece.reasoning) + len(piece.calls)
+        if self._size > MAX_REPLY_CHARACTERS:
+            raise UnreadableAnswer(f"more than {MAX_REPLY_CHARACTERS} characters")
         self._usage = piece.usage or self._usage
         self._native = piece.finish_reason or self._native
         if piece.reasoning:

@@ -29,6 +29,8 @@ class _Call:
     @property
     def is_complete(self) -> bool:
         """Whether the arguments are all there, as far as they show it."""
+        if not self.pieces or not self.pieces[-1].rstrip().endswith("}"):
+            return False  # which spares reading all of it at each piece
         return isinstance(parse_json("".join(self.pieces)), dict)
 
     def build_arguments(self) -> str:
@@ -71,8 +73,8 @@ class CallCollector:
         """The calls in OpenAI's shape, with ids that differ.
 
         ``is_cut`` when the reply ended at its length: a call whose name never came is then left
-        out. Raises ``UnreadableAnswer`` for one that never had a name, and for more than the horde
-        takes.
+        out. Raises ``UnreadableAnswer`` for one that never had a
+        name.
         """
         calls = self._calls
         if calls and all(call.index is not None for call in calls):
@@ -81,8 +83,6 @@ class CallCollector:
             calls = calls[:-1]
         if not all(call.name for call in calls):
             raise UnreadableAnswer("a call without a name")
-        if len(calls) > MAX_CALLS:
-            raise UnreadableAnswer(f"more than {MAX_CALLS} calls")
         built: list[JsonObject] = []
         seen: set[str | None] = set()
         for call in calls:
@@ -105,6 +105,8 @@ class CallCollector:
         # Of two in one chunk without an index, the second is another call.
         is_next = index is None and any(call is one for one in taken)
         if call is None or is_next or self._begins_another(call, index, call_id, name, arguments):
+            if len(self._calls) == MAX_CALLS:
+                raise UnreadableAnswer(f"more than {MAX_CALLS} calls")
             call = _Call(index, call_id)
             self._calls.append(call)
         call.call_id = call.call_id or call_id

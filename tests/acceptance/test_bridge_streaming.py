@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, override
 
 import pytest
 from horde_sdk.generation_parameters.text.chat_policy import ChatFeature
@@ -26,9 +26,11 @@ from tests.acceptance._scripted_stream import (
     END,
     JOB_ID,
     KEY,
+    NO_JOB,
     USAGE,
     WAIT_SECONDS,
     Answer,
+    BackendHandler,
     Post,
     Step,
     StreamingBackend,
@@ -456,6 +458,65 @@ def test_a_backend_that_keeps_the_finished_stream_open_is_not_waited_for(
         reply = horde.wait_for_submit()
         assert backend.was_hung_up.wait(WAIT_SECONDS)
     assert (reply["message"]["content"], reply["completion_tokens"]) == ("Blue.", 5)
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+
+
+@contextlib.contextmanager
+def raw_backend(head: bytes, drop: bytes) -> Iterator[tuple[str, threading.Event]]:
+    """A backend that answers chats and texts with ``head`` and then with ``drop`` for ever. The
+    event says that the bridge hung up.
+    """
+    was_hung_up = threading.Event()
+
+    class Trickler(BackendHandler):
+        @override
+        def do_POST(self) -> None:
+            self.read_json()
+            self.close_connection = True
+            try:
+                self.wfile.write(head)
+                while True:
+                    self.take(drop)
+                    self.take(0.02)
+            except (ConnectionError, TimeoutError):
+                was_hung_up.set()
+
+    server = StreamingBackend()
+    server.RequestHandlerClass = Trickler
+    with server.running() as backend:
+        yield backend.url, was_hung_up
+
+
+@pytest.mark.parametrize("is_chat", [True, False])
+@pytest.mark.parametrize("is_streamed", [True, False])
+@pytest.mark.parametrize(
+    ("head", "drop"),
+    [
+        (b"HTTP/1.1 200 OK\r\nX-Slow: ", b"x"),  # a header that never ends
+        (HEAD + b"\r\n", b": ping\n\n"),
+        (HEAD.replace(b"text/event-stream", b"application/json") + b"\r\n", b" "),
+    ],
+)
+def test_a_backend_that_trickles_for_ever_is_left_at_the_end_of_the_lease(
+    horde: StreamingHorde,
+    monkeypatch: pytest.MonkeyPatch,
+    head: bytes,
+    drop: bytes,
+    is_chat: bool,
+    is_streamed: bool,
+) -> None:
+    monkeypatch.setattr("horde.bridge.lease.MIN_BACKEND_SECONDS", 0.5)
+    monkeypatch.setattr(streaming, "MIN_BACKEND_SECONDS", 0.5)
+    with raw_backend(head, drop) as (url, was_hung_up), running_bridge(horde.url, url):
+        if is_chat:
+            horde.hand_out(ttl=1, stream_progress=is_streamed)
+        else:
+            payload = {"prompt": "Once", "max_length": 32, "max_context_length": 1024}
+            horde.jobs.put({**NO_JOB, "id": JOB_ID, "ids": [JOB_ID], "ttl": 1, "payload": payload})
+        assert horde.wait_for_submit()["state"] == "faulted"
+        assert was_hung_up.wait(WAIT_SECONDS)
 
 
 def test_posts_keep_the_lease(horde: StreamingHorde, monkeypatch: pytest.MonkeyPatch) -> None:

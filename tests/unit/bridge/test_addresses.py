@@ -19,6 +19,7 @@ from tests.unit.bridge.scripted import (
     answer,
     build_config,
     build_inputs,
+    build_plan,
     chat_answer,
     completion,
     llama_script,
@@ -188,6 +189,30 @@ def test_a_backend_that_refuses_its_key_is_one_sentence_and_the_end(
     code, _ = run("http://h.test/api", horde, backend)
     reasons = [reason for reason in list_reasons(caplog) if "--backend-key" in reason]
     assert (code, len(reasons)) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    "models",
+    [
+        answer({}, 404),
+        answer({}, 405),
+        PAGE,
+        answer({"object": "x"}),
+        answer({"data": [{"id": "m", "owned_by": "aihorde"}]}),
+    ],
+)
+def test_an_address_without_a_backend_is_one_sentence_and_the_end(
+    models: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    code, _ = run("http://h.test/api", Script({}), Script({"/v1/models": models}))
+    (reason,) = list_reasons(caplog)
+    assert (code, "--backend" in reason) == (2, True)
+
+
+def test_a_service_without_a_list_of_models_is_served_by_the_operators_word() -> None:
+    script = Script({"/v1/chat/completions": completion()})
+    plan = build_plan(script, backend_model="m", max_context_length=4096)
+    assert (plan.model, plan.profile.context_tokens) == ("m", 4096)
 
 
 def test_a_key_that_is_refused_later_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from horde.bridge import pace, popping
+from horde.bridge import pace, planner, popping
 from horde.bridge.loop import Bridge
 from horde.bridge.pace import compute_idle_seconds, compute_retry_seconds
 from horde.bridge.submitting import RunningJob
@@ -202,6 +202,24 @@ def test_a_lost_backend_faults_one_job_and_is_probed_before_the_next() -> None:
     run_until(submitted(horde, 2), horde, backend)
     assert [body.get("fault_reason") for body in horde.bodies(SUBMIT)] == ["generation_error", None]
     assert len(backend.bodies("/v1/models")) == 2
+
+
+def test_an_idle_backend_that_was_restarted_with_another_model_is_announced_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(planner, "PROBE_AGAIN_SECONDS", 0.0)
+    other = answer({"data": [{"id": "other", "owned_by": "llamacpp"}]})
+    backend = llama_script(
+        models=[llama_script().answers["/v1/models"], httpx.ConnectError("x"), other]
+    )
+    horde = horde_script()
+
+    def is_announced() -> bool:
+        return horde.bodies(POP)[-1:] != [] and horde.bodies(POP)[-1]["models"] == ["other"]
+
+    assert run_until(is_announced, horde, backend) == 0
+    assert horde.bodies(POP)[0]["models"] == ["tiny"]
+    assert is_announced()
 
 
 def test_an_unforeseen_payload_is_given_back() -> None:
