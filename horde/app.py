@@ -35,6 +35,9 @@ from horde.apis.v2 import (
     operations,
     sharedkeys,
     stats,
+    styles,
+    teams,
+    worker_messages,
     workers,
 )
 from horde.apis.v2 import users as user_routes
@@ -46,6 +49,9 @@ RESOURCE_MODULES: tuple[ModuleType, ...] = (
     heartbeat,
     base,
     workers,
+    worker_messages,
+    teams,
+    styles,
     kobold,
     user_routes,
     sharedkeys,

@@ -218,6 +218,9 @@ limit_kudos_transfer = _limit(
 )
 limit_register = _limit(("10/minute", _path_key))
 limit_worker = _limit(("30/minute", _path_key))
+limit_team = _limit(("30/minute", _path_key))
+limit_style_create = _limit(("20/hour", _path_key), ("2/second", _path_key))
+limit_style_change = _limit(("90/minute", _path_key), ("2/second", _path_key))
 limit_sharedkey_create = _limit(("5/minute", _path_key))
 limit_modes = _limit(("30/minute", _path_key))
 

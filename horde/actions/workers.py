@@ -12,6 +12,7 @@ from horde.actions.acts import record_act
 from horde.classes.base.worker import DEFAULT_MAINTENANCE_MESSAGE
 from horde.classes.kobold.worker import TextWorker
 from horde.database import workers
+from horde.database.teams import find_team_name_to_join
 from horde.database.users import find_caller
 from horde.database.workers import (
     MODERATOR,
@@ -20,7 +21,6 @@ from horde.database.workers import (
     WorkerRecord,
     announce_worker_change,
     clean_shown_text,
-    find_team_name,
     find_worker_record,
     find_worker_record_by_name,
     get_online_worker_records,
@@ -246,7 +246,7 @@ def _change_team(session: Session, worker: TextWorker, team: str) -> str:
         worker.team_id = None
         return "None"
     team_id = parse_id(team)
-    team_name = None if team_id is None else find_team_name(session, team_id)
+    team_name = None if team_id is None else find_team_name_to_join(session, team_id)
     if team_name is None:
         raise NotFound(f"Team with ID '{team[:64]}' not found.", ReturnCode.TEAM_NOT_FOUND)
     worker.team_id = team_id

@@ -4,7 +4,7 @@
 import threading
 import time
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -27,6 +27,7 @@ from horde.classes.kobold.worker import (
 )
 from horde.database.text_functions import find_request_facts, online_since
 from horde.database.text_queue import QueueGroup, QueueSnapshot, get_group_facts, get_queue_snapshot
+from horde.database.worker_messages import build_active_messages, show_active_messages
 from horde.db import table_of
 from horde.model_reference import get_text_model_multiplier
 from horde.redis_ctrl import get_counter, increment_counter
@@ -161,15 +162,26 @@ def build_stored_text_worker(row: Row[Any]) -> TextWorker:
     return TextWorker(**{column.name: row._mapping[column] for column in workers.c})
 
 
-_FIND_NAMED_WORKER = select(*workers.c).where(
-    workers.c.name == bindparam("name"), workers.c.worker_type == TEXT_WORKER_TYPE
-)
+_FIND_NAMED_WORKER = select(
+    *workers.c,
+    build_active_messages(workers, bindparam("now", type_=DateTime)).label("messages"),
+).where(workers.c.name == bindparam("name"), workers.c.worker_type == TEXT_WORKER_TYPE)
 
 
-def find_named_text_worker(session: Session, name: str) -> TextWorker | None:
-    """The text worker of exactly this name, belonging to no session."""
-    row = session.execute(_FIND_NAMED_WORKER, {"name": name}).one_or_none()
-    return None if row is None else build_stored_text_worker(row)
+@dataclass(frozen=True, slots=True)
+class NamedTextWorker:
+    """A text worker, belonging to no session, and what it is to be told."""
+
+    worker: TextWorker
+    messages: list[dict[str, Any]] = field(default_factory=list)
+
+
+def find_named_text_worker(session: Session, name: str, now: datetime) -> NamedTextWorker | None:
+    """The text worker of exactly this name, in one statement."""
+    row = session.execute(_FIND_NAMED_WORKER, {"name": name, "now": now}).one_or_none()
+    if row is None:
+        return None
+    return NamedTextWorker(build_stored_text_worker(row), show_active_messages(row.messages))
 
 
 def get_online_text_workers(session: Session, now: datetime) -> tuple[OnlineTextWorker, ...]:

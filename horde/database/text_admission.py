@@ -36,6 +36,7 @@ class Submitter:
 
     caller: Caller
     sharedkey: SharedKeyFacts | None = None
+    is_sharedkey_of_style: bool = False  # its author decided about it, so it has no limit for a job
     is_downgraded: bool = False  # queued behind everybody, because a shared key did not cover it
 
     @property
@@ -64,13 +65,24 @@ class PaidAdmission:
 
 
 def require_submitter(
-    session: Session, api_key: str, *, allow_downgrade: bool, now: datetime
+    session: Session,
+    api_key: str,
+    *,
+    allow_downgrade: bool,
+    style_sharedkey_id: UUID | None = None,
+    now: datetime,
 ) -> Submitter:
-    """The account behind a key on a generate route.
+    """The account behind a key on a generate route, or behind the shared key of a style.
 
     An empty shared key is refused, or with `allow_downgrade` asks as Anonymous, behind everybody.
-    Raises Forbidden for a shared key that may not be used, Unauthorized for an unknown key.
+    A style's key that is empty or expired leaves the request to whoever sent it. Raises Forbidden
+    for a shared key that may not be used, Unauthorized for an unknown key.
     """
+    if style_sharedkey_id is not None:
+        payer = find_generate_caller(session, str(style_sharedkey_id))
+        key = None if payer is None else payer.sharedkey
+        if payer is not None and key is not None and not (key.is_empty or key.is_expired(now)):
+            return Submitter(caller=payer, sharedkey=key, is_sharedkey_of_style=True)
     caller = find_generate_caller(session, api_key)
     if caller is None:
         raise Unauthorized(UNKNOWN_KEY, ReturnCode.INVALID_API_KEY)
@@ -152,7 +164,7 @@ def admit_output(
             _record_decision("refused", submitter, facts, needs)
             _record_wait(wait_seconds, submitter, facts)
         raise
-    if submitter.sharedkey is not None:
+    if submitter.sharedkey is not None and not submitter.is_sharedkey_of_style:
         _check_sharedkey_tokens(submitter.sharedkey, admission.facts.max_length)
     if not is_dry_run:
         _record_decision(admission.outcome.value, submitter, facts, needs)

@@ -79,9 +79,9 @@ _RECORD_SAMPLES = text("""
         VALUES (:things, 'text', :deliver_time, :now)
     )
     INSERT INTO text_gen_stats (finished, created, model, max_length, max_context_length, softprompt, prompt_length,
-                                client_agent, bridge_agent, state)
+                                client_agent, bridge_agent, state, style_id)
     VALUES (:now, :start_time, :model, :max_length, :max_context_length, :softprompt, :prompt_length,
-            :client_agent, :bridge_agent, CAST(:state AS textgenstate))
+            :client_agent, :bridge_agent, CAST(:state AS textgenstate), CAST(:style_id AS uuid))
     """)
 
 
@@ -128,6 +128,7 @@ class JobFacts:
     max_length: int
     max_context_length: int
     softprompt: str | None
+    style_id: UUID | None
     prompt_characters: int
     requester_id: int
     requester_usage_multiplier: float
@@ -291,6 +292,7 @@ def _build_find_job() -> Select[Any]:
             requests.c.max_length,
             requests.c.max_context_length,
             requests.c.softprompt,
+            requests.c.style_id,
             func.length(requests.c.prompt).label("prompt_characters"),
             requests.c.user_id.label("requester_id"),
             users.c.usage_multiplier.label("requester_usage_multiplier"),
@@ -541,6 +543,7 @@ def _build_statistic(job: JobFacts, state: TextGenState, now: datetime) -> dict[
         "max_length": job.max_length,
         "max_context_length": job.max_context_length,
         "softprompt": job.softprompt,
+        "style_id": job.style_id,
         "prompt_length": job.prompt_characters,
         "client_agent": job.client_agent,
         "bridge_agent": job.bridge_agent,

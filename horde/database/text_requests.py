@@ -39,6 +39,7 @@ from horde.classes.kobold.waiting_prompt import (
 )
 from horde.classes.kobold.worker import TextRequestFacts
 from horde.database.kudos import append_movements, release_hold
+from horde.database.styles import FoundStyle, count_use
 from horde.database.text_functions import TEXT_FAMILY, is_live
 from horde.database.users import Caller, charge_shared_key
 from horde.db import insert_rows, table_of
@@ -63,6 +64,7 @@ class RequestContent:
     gen_payload: dict[str, Any]
     n: int = 1
     worker_ids: tuple[UUID, ...] = ()
+    style_id: UUID | None = None
     proxied_account: str | None = None
     webhook: str | None = None
     softprompt: str | None = None  # this and the next two are kept, and change nothing on text
@@ -214,6 +216,7 @@ def insert_text_request(session: Session, wp_id: UUID, new: NewTextRequest, now:
             "disable_batching": content.disable_batching,
             "client_agent": new.client_agent,
             "sharedkey_id": new.sharedkey_id,
+            "style_id": content.style_id,
             "proxied_account": content.proxied_account,
             "expiry": now + REQUEST_TTL,
             "created": now,
@@ -260,6 +263,7 @@ def activate_text_request(
     tax: Decimal,
     priority: int,
     claim: OperationKeyClaim | None,
+    style: FoundStyle | None = None,
     now: datetime,
 ) -> bool:
     """Show a request to the workers and charge its tax, in the caller's transaction; False when the
@@ -269,11 +273,15 @@ def activate_text_request(
         session, wp_id, tax=int(tax), priority=priority, claim=claim, now=now
     ):
         return False
-    append_movements(
-        session, wp_id, build_activation_movements(requester_id=caller.id, tax=tax), now
+    author_id = style.author_id if style is not None and style.author_id != caller.id else None
+    movements = build_activation_movements(
+        requester_id=caller.id, tax=tax, style_author_id=author_id
     )
+    append_movements(session, wp_id, movements, now)
     if sharedkey_id is not None:
         charge_shared_key(session, sharedkey_id, tax)
+    if style is not None:
+        count_use(session, style, now)
     return True
 
 

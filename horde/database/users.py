@@ -160,6 +160,11 @@ class Caller:
         return UserRoleTypes.EDUCATION in self.roles
 
     @property
+    def is_customizer(self) -> bool:
+        """Whether it may make styles without being trusted."""
+        return UserRoleTypes.CUSTOMIZER in self.roles
+
+    @property
     def is_vpn(self) -> bool:
         """Whether its workers may use an unsafe address."""
         return UserRoleTypes.VPN in self.roles

@@ -12,14 +12,12 @@ from uuid import UUID
 from sqlalchemy import (
     ColumnElement,
     DateTime,
-    String,
-    Text,
     Uuid,
     column,
     delete,
     exists,
     func,
-    or_,
+    literal,
     select,
     table,
     update,
@@ -29,6 +27,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from horde.classes.base.processing_generation import ProcessingGeneration
+from horde.classes.base.team import Team
 from horde.classes.base.user import User, UserRole, UserRoleTypes
 from horde.classes.base.worker import SPEED_BASELINE, WorkerModel, WorkerStats, is_online
 from horde.classes.kobold.worker import TextWorker
@@ -36,7 +35,8 @@ from horde.database.caches import TimedCache, forget_shared, read_shared, write_
 from horde.database.functions import note_text_workers_changed
 from horde.database.stats import forget_model_figures
 from horde.database.text_functions import online_since
-from horde.db import after_commit
+from horde.database.worker_messages import build_active_messages, show_active_messages
+from horde.db import after_commit, table_of
 from horde.exceptions import BadRequest, Locked, NotFound
 from horde.return_codes import ReturnCode
 
@@ -54,16 +54,7 @@ _OWNER_KEYS = frozenset({"owner", "messages"})
 _MODERATOR_KEYS = frozenset({"paused", "suspicious", "ipaddr", "contact"})
 
 # Tables of parts this horde only shows.
-_teams = table("teams", column("id", Uuid()), column("name", String()))
 _suspicions = table("worker_suspicions", column("worker_id", Uuid()))
-_messages = table(
-    "worker_messages",
-    column("id", Uuid()),
-    column("worker_id", Uuid()),
-    column("message", Text()),
-    column("origin", String()),
-    column("expiry", DateTime()),
-)
 
 # Unmistakable slurs and obscenities only: a name that merely looks odd is its owner's business.
 _PROFANE_WORDS = frozenset(
@@ -290,11 +281,6 @@ def rename_worker(session: Session, worker: TextWorker, name: str) -> None:
         ) from None
 
 
-def find_team_name(session: Session, team_id: UUID) -> str | None:
-    """The name of a team; None when there is no such team."""
-    return session.scalar(select(_teams.c.name).where(_teams.c.id == team_id))
-
-
 def delete_worker(session: Session, worker: TextWorker) -> None:
     """Delete a worker and what hangs from it. Errors: Locked while a job refers to it."""
     locked = Locked(
@@ -335,16 +321,6 @@ def _of_worker(statement: Any) -> Any:
 
 def _read_records(session: Session, now: datetime, condition: Any) -> list[WorkerRecord]:
     """Records of the workers that fit, oldest first, in one statement."""
-    message = func.json_build_object(
-        "id",
-        _messages.c.id,
-        "message",
-        _messages.c.message,
-        "origin",
-        _messages.c.origin,
-        "expiry",
-        _messages.c.expiry,
-    )
     statement = (
         select(
             TextWorker,
@@ -363,20 +339,13 @@ def _read_records(session: Session, now: datetime, condition: Any) -> list[Worke
                     WorkerStats.worker_id == TextWorker.id
                 )
             ).label("kudos_details"),
-            _of_worker(select(_teams.c.name).where(_teams.c.id == TextWorker.team_id)).label(
-                "team_name"
-            ),
+            _of_worker(select(Team.name).where(Team.id == TextWorker.team_id)).label("team_name"),
             _of_worker(
                 select(func.count())
                 .select_from(_suspicions)
                 .where(_suspicions.c.worker_id == TextWorker.id)
             ).label("suspicions"),
-            _of_worker(
-                select(func.json_agg(message)).where(
-                    or_(_messages.c.worker_id == TextWorker.id, _messages.c.worker_id.is_(None)),
-                    _messages.c.expiry > now,
-                )
-            ).label("messages"),
+            build_active_messages(table_of(TextWorker), literal(now, DateTime())).label("messages"),
         )
         .join(User, User.id == TextWorker.user_id)
         .where(condition)
@@ -425,7 +394,7 @@ def _build_record(row: Any, now: datetime) -> WorkerRecord:
         "accepts_chat_jobs": worker.accepts_chat_jobs,
         "accepts_prompt_jobs": worker.accepts_prompt_jobs,
         "chat": worker.get_chat_details(),
-        "messages": row.messages,
+        "messages": show_active_messages(row.messages) or None,
     }
     return WorkerRecord(
         owner_id=worker.user_id,

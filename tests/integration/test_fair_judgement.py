@@ -475,9 +475,10 @@ def test_a_check_in_that_overlaps_with_leaving_does_not_undo_it(horde: ChatHorde
     body = parse_lenient_body(popping.TextPopBody, build_pop_body())
     with transaction() as session:
         caller = find_caller(session, horde.owner_key)
-        worker = popping.find_named_worker(session, WORKER)
+        known = popping.find_named_worker(session, WORKER, utcnow())
     assert caller is not None
-    assert worker is not None
+    assert known is not None
+    worker = known.worker
     with horde.app.test_request_context():
         now = utcnow()
         pending = popping.take_check_in(worker, body, None, is_new=False, now=now)

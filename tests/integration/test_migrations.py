@@ -233,7 +233,7 @@ def test_a_chat_request_of_the_version_before_is_served_as_it_was_stored(engine:
     with engine.begin() as connection:
         connection.execute(insert, {"id": before, **values})
 
-    assert migrate(engine, secret_key=SECRET) == ["5.1.17"]
+    assert migrate(engine, secret_key=SECRET)[0] == "5.1.17"
 
     with engine.begin() as connection:
         connection.execute(insert, {"id": after, **values})

@@ -112,6 +112,9 @@ def build_text_request(namespace: Namespace) -> Any:
             ),
             "softprompt": fields.String(min_length=1, description="Accepted and not applied."),
             "style": fields.String(min_length=3, max_length=1024),
+            "template_fields": fields.Raw(
+                description="Names to strings: what the template asks for."
+            ),
         },
     )
 

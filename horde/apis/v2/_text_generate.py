@@ -28,6 +28,7 @@ from horde.database.functions import (
     remember_availability,
 )
 from horde.database.stats import get_horde_modes
+from horde.database.styles import FoundStyle
 from horde.database.text_admission import (
     PaidAdmission,
     Submitter,
@@ -66,6 +67,13 @@ class StoredRequest:
     image_count: int
     admission: PaidAdmission
     availability: WorkerAvailability
+    style: FoundStyle | None = None
+
+    @property
+    def is_taxed_for_style(self) -> bool:
+        """Whether it runs under a style of somebody else than who pays."""
+        payer_id = self.admission.submitter.caller.id
+        return self.style is not None and self.style.author_id != payer_id
 
 
 def check_maintenance(session: Session) -> bool:
@@ -94,12 +102,19 @@ def check_submitter(
     *,
     allow_downgrade: bool,
     proxied_account: str | None = None,
+    style_sharedkey_id: UUID | None = None,
     now: datetime,
 ) -> Submitter:
     """The account that asks; raises what `require_submitter` raises, and who may neither ask nor
     ask for others.
     """
-    submitter = require_submitter(session, api_key, allow_downgrade=allow_downgrade, now=now)
+    submitter = require_submitter(
+        session,
+        api_key,
+        allow_downgrade=allow_downgrade,
+        style_sharedkey_id=style_sharedkey_id,
+        now=now,
+    )
     if proxied_account is not None and not submitter.caller.is_service:
         message = "Only service accounts may name a proxied account."
         raise BadRequest(message, ReturnCode.ONLY_SERVICE_ACCOUNT_PROXY)
@@ -226,11 +241,12 @@ def activate(
             stored.id,
             caller=submitter.caller,
             sharedkey_id=submitter.sharedkey_id,
-            tax=compute_activation_tax(stored.image_count),
+            tax=compute_activation_tax(stored.image_count, is_styled=stored.is_taxed_for_style),
             priority=compute_starting_priority(
                 submitter.caller, is_downgraded=submitter.is_downgraded
             ),
             claim=claim,
+            style=stored.style,
             now=now,
         )
 

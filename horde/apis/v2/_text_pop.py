@@ -3,14 +3,26 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cache, partial
 from typing import Annotated, Any
 from uuid import UUID, uuid4
 
 from horde_sdk.worker.chat_declaration import ChatImageTransport
 from pydantic import Field
-from sqlalchemy import ARRAY, Text, Update, bindparam, cast, delete, func, inspect, select, update
+from sqlalchemy import (
+    ARRAY,
+    Text,
+    Update,
+    bindparam,
+    cast,
+    delete,
+    func,
+    inspect,
+    or_,
+    select,
+    update,
+)
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -41,9 +53,14 @@ from horde.classes.kobold.worker import (
     worker_may_be_speed_gated,
 )
 from horde.database.addresses import check_address_timeout, check_worker_address
-from horde.database.functions import find_named_text_worker, note_text_workers_changed
+from horde.database.functions import (
+    NamedTextWorker,
+    find_named_text_worker,
+    note_text_workers_changed,
+)
 from horde.database.kudos import append_movements
 from horde.database.stats import HordeModes, get_horde_modes
+from horde.database.teams import add_team_uptime
 from horde.database.text_functions import (
     ClaimedRequest,
     QueueContestedError,
@@ -66,6 +83,7 @@ MAX_WORKER_NAME_LENGTH = 100
 RESERVED_NAME_WORDS = ("colab", "tpu", "google")
 UNTRUSTED_WORKER_COUNT = 3  # a fourth is still accepted
 TRUSTED_WORKER_COUNT = 20
+COUNTED_WORKER_AGE = timedelta(days=1)
 
 CountedName = Annotated[str, Field(max_length=4096)]
 
@@ -165,15 +183,15 @@ def check_owner(caller: Caller) -> None:
         )
 
 
-def find_named_worker(session: Session, name: str) -> TextWorker | None:
+def find_named_worker(session: Session, name: str, now: datetime) -> NamedTextWorker | None:
     """The text worker of a name; raises BadRequest when a worker of another kind has it."""
-    worker = find_named_text_worker(session, name)
-    if worker is None and session.scalar(
+    known = find_named_text_worker(session, name, now)
+    if known is None and session.scalar(
         select(Worker.id).where(Worker.name == name, Worker.worker_type != "text_worker")
     ):
         message = f"The name '{name}' belongs to a worker of another kind."
         raise BadRequest(message, ReturnCode.POLYMORPHIC_NAME_CONFLICT)
-    return worker
+    return known
 
 
 def find_address_refusal(caller: Caller, *, is_raid: bool) -> HordeError | None:
@@ -208,13 +226,13 @@ def take_leave(session: Session, body: TextPopBody, caller: Caller, now: datetim
     Its jobs in flight may still be submitted, and its next pop brings it back. A name that no
     worker has leaves nothing behind.
     """
-    worker = find_named_worker(session, body.clean_name)
-    if worker is not None:
-        check_worker_owner(worker, caller)
-        take_workers_offline(session, TextWorker.id == worker.id, now)
+    known = find_named_worker(session, body.clean_name, now)
+    if known is not None:
+        check_worker_owner(known.worker, caller)
+        take_workers_offline(session, TextWorker.id == known.worker.id, now)
 
 
-def check_new_worker(session: Session, body: TextPopBody, caller: Caller) -> None:
+def check_new_worker(session: Session, body: TextPopBody, caller: Caller, now: datetime) -> None:
     """Refuse a new worker by its name or by how many its owner has. Raises BadRequest or
     Forbidden.
     """
@@ -227,10 +245,11 @@ def check_new_worker(session: Session, body: TextPopBody, caller: Caller) -> Non
         raise BadRequest("The bridge agent contains profanity.", ReturnCode.PROFANE_BRIDGE_AGENT)
     if any(word in name.lower() for word in RESERVED_NAME_WORDS):
         raise BadRequest(f"A worker's name cannot contain {', '.join(RESERVED_NAME_WORDS)}.")
+    # A worker that was not seen for a day takes no place: names change, and machines are replaced.
+    owned, here = Worker.user_id == caller.id, Worker.ipaddr == get_peer_address()
     own, same_address = session.execute(
-        select(
-            func.count().filter(Worker.user_id == caller.id),
-            func.count().filter(Worker.ipaddr == get_peer_address()),
+        select(func.count().filter(owned), func.count().filter(here)).where(
+            or_(owned, here), Worker.last_check_in >= now - COUNTED_WORKER_AGE
         )
     ).one()
     _check_worker_counts(own, same_address, caller, get_horde_modes(session))
@@ -447,6 +466,8 @@ def _reward_uptime(
         kudos=kudos, worker_id=worker.id, owner_id=caller.id, owner_trusted=caller.is_trusted
     )
     append_movements(session, uuid4(), movements, now)
+    if worker.team_id is not None:
+        add_team_uptime(session, worker.team_id, now)
 
 
 def read_queue(
@@ -593,7 +614,9 @@ def add_stored_input(popped: PoppedJobs) -> PoppedJobs:
     return replace(popped, payload=payload)
 
 
-def build_pop_response(popped: PoppedJobs) -> dict[str, Any]:
+def build_pop_response(
+    popped: PoppedJobs, messages: Sequence[dict[str, Any]] = ()
+) -> dict[str, Any]:
     """The body of a pop; a chat job alone carries `chat`."""
     jobs = popped.jobs
     ids = [] if jobs is None else [str(job_id) for job_id in jobs.ids]
@@ -601,7 +624,7 @@ def build_pop_response(popped: PoppedJobs) -> dict[str, Any]:
         "payload": write_schemas(popped.payload) if popped.is_chat else popped.payload,
         "id": ids[0] if ids else None,
         "ids": ids,
-        "messages": [],
+        "messages": list(messages),
         "ttl": None if jobs is None else jobs.ttl_seconds,
         "extra_source_images": None,
         "skipped": popped.skipped if jobs is None else {},

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """The steps of queueing that only a text request has."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -8,6 +10,7 @@ from uuid import UUID
 from sqlalchemy.orm import Session
 
 from horde.apis.v2._text_generate import StoredRequest
+from horde.classes.base.style import fill_template, find_param_above_ceiling, merge_params
 from horde.classes.kobold.text_request import (
     FREE_EXTRA_SOURCE_IMAGES,
     MAX_EXTRA_SOURCE_IMAGES,
@@ -20,26 +23,97 @@ from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
 from horde.classes.kobold.worker import TextRequestFacts
 from horde.database.functions import get_highest_text_worker_limits
 from horde.database.moderation import check_prompt_left, find_prompt_rewrite
+from horde.database.styles import TEXT_TYPE, FoundStyle, choose_style, find_request_styles
 from horde.database.text_admission import Submitter
 from horde.database.text_requests import RequestContent
-from horde.exceptions import BadRequest, NotFound
+from horde.exceptions import BadRequest
 from horde.return_codes import ReturnCode
 
 MAX_SOFTPROMPT_LENGTH = 255  # what the column holds
+# Params that a request decides where its style says nothing of them.
+DECIDED_BY_REQUEST = ("n", "max_length", "max_context_length")
 
 
-def check_style(text: TextRequest) -> None:
-    """No style exists yet, so none is found."""
-    if text.body.style is not None:
-        raise NotFound(f"Style '{text.body.style[:64]}' not found.", ReturnCode.STYLE_NOT_FOUND)
+def find_style(session: Session, text: TextRequest) -> FoundStyle | None:
+    """The style that a request names; of a collection one of those that take its fields.
+
+    Raises NotFound, and BadRequest for a style that is not for text or takes other fields.
+    """
+    fields = text.body.template_fields
+    if text.body.style is None:
+        if fields:
+            raise BadRequest(
+                "'template_fields' fill in the template of a 'style': send both.",
+                ReturnCode.TEMPLATE_FIELDS_REQUIRE_STYLE,
+            )
+        return None
+    found = find_request_styles(session, text.body.style)
+    if any(style.style_type != TEXT_TYPE for style in found):
+        raise BadRequest("This style is not for text.", ReturnCode.STYLE_MISMATCH)
+    if found[0].collection_id is None:
+        check_template_fields(found[0], fields)
+        return found[0]
+    fitting = [style for style in found if style.accepts_fields(fields)]
+    if not fitting:
+        raise BadRequest(
+            "No style of the collection takes exactly these 'template_fields'.",
+            ReturnCode.TEMPLATE_FIELDS_MATCH_NO_COLLECTION_STYLE,
+        )
+    return choose_style(fitting)
 
 
-def size_text_request(session: Session, text: TextRequest, now: datetime) -> int:
+def check_template_fields(style: FoundStyle, fields: Mapping[str, str]) -> None:
+    """The fields are those of the style, with none missing. Raises BadRequest."""
+    known = {entry["name"]: bool(entry.get("required")) for entry in style.template_fields}
+    unknown = sorted(fields.keys() - known.keys())
+    if unknown:
+        raise BadRequest(
+            f"The style has no template field '{unknown[0][:64]}'.",
+            ReturnCode.TEMPLATE_FIELD_UNKNOWN,
+        )
+    missing = sorted(
+        name for name, is_required in known.items() if is_required and name not in fields
+    )
+    if missing:
+        raise BadRequest(
+            f"The style needs a value for its template field '{missing[0]}'.",
+            ReturnCode.TEMPLATE_FIELD_MISSING,
+        )
+
+
+def apply_style(text: TextRequest, style: FoundStyle | None) -> TextRequest:
+    """The request as the style makes it: its prompt in the template, the style's models and params.
+
+    Of the request's own params stay `n`, the lengths where the style names none, and those that the
+    style lets it replace. Raises BadRequest for one above a ceiling of the style.
+    """
+    if style is None:
+        return text
+    params = merge_params(
+        style.params, text.params, style.parameter_policy, kept=DECIDED_BY_REQUEST
+    )
+    above = find_param_above_ceiling(params, style.parameter_policy)
+    if above is not None:
+        raise BadRequest(
+            f"The style allows '{above[0]}' of at most {above[1]}.",
+            ReturnCode.STYLE_PARAMETER_ABOVE_CEILING,
+        )
+    prompt = fill_template(style.prompt, text.body.prompt, text.body.template_fields)
+    body = text.body.model_copy(update={"prompt": prompt, "models": list(style.models)})
+    return replace(text, body=body, params=params)
+
+
+def size_text_request(
+    session: Session, text: TextRequest, style: FoundStyle | None, now: datetime
+) -> int:
     """The context in tokens; who could serve more is asked only when it may grow."""
     bound = None
     if text.context_fit is TextContextFit.GROW:
         bounds = get_highest_text_worker_limits(session, text.body.models, is_chat=False, now=now)
-        bound = bounds.max_context_length
+        policy = (style.parameter_policy if style is not None else None) or {}
+        ceiling = (policy.get("ceilings") or {}).get("max_context_length")
+        known = [length for length in (bounds.max_context_length, ceiling) if length is not None]
+        bound = None if bounds.max_context_length is None else min(known)
     return size_text_context(text, growth_bound=bound)
 
 
@@ -109,7 +183,12 @@ def build_facts(
 
 
 def build_content(
-    text: TextRequest, prompt: str, stored: StoredRequest, worker_ids: tuple[UUID, ...]
+    text: TextRequest,
+    prompt: str,
+    stored: StoredRequest,
+    worker_ids: tuple[UUID, ...],
+    *,
+    submitted_prompt: str,
 ) -> RequestContent:
     """The row's content; `prompt` is as workers get it, and the lengths are those that were
     admitted.
@@ -117,7 +196,7 @@ def build_content(
     facts, soft = stored.admission.facts, text.body.softprompt
     return RequestContent(
         prompt=prompt,
-        submitted_prompt=text.body.prompt,
+        submitted_prompt=submitted_prompt,
         params=text.params,
         gen_payload=TextWaitingPrompt.prepare_job_payload(
             params=text.params,
@@ -131,6 +210,7 @@ def build_content(
         extra_slow_workers=text.body.extra_slow_workers,
         disable_batching=text.body.disable_batching,
         worker_ids=worker_ids,
+        style_id=None if stored.style is None else stored.style.id,
     )
 
 
@@ -143,7 +223,7 @@ def answer_text_dry_run(text: TextRequest, prompt: str, stored: StoredRequest) -
         "params": params
         | {"max_length": facts.max_length, "max_context_length": facts.max_context_length},
         "models": list(facts.models),
-        "style": None,
+        "style": None if stored.style is None else stored.style.unique_name,
         "estimated_prompt_tokens": estimate_text_prompt_tokens(prompt),
         "context_fit": text.context_fit.value,
     }

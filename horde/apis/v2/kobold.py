@@ -6,6 +6,7 @@ neighbours. Source: docs/reference/text_requests.md and docs/reference/chat_requ
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -135,8 +136,9 @@ class TextAsyncGenerate(Resource):
     def queue(text: TextRequest, api_key: str, now: datetime) -> tuple[dict[str, Any], int]:
         """The steps from the account to the activation."""
         with transaction() as session:
-            prompting.check_style(text)
-            context_length = prompting.size_text_request(session, text, now)
+            submitted_prompt, style = text.body.prompt, prompting.find_style(session, text)
+            text = prompting.apply_style(text, style)
+            context_length = prompting.size_text_request(session, text, style, now)
             is_raid = generate.check_maintenance(session)
             prompting.check_webhook(text)
             submitter = generate.check_submitter(
@@ -144,6 +146,7 @@ class TextAsyncGenerate(Resource):
                 api_key,
                 allow_downgrade=text.body.allow_downgrade,
                 proxied_account=text.body.proxied_account,
+                style_sharedkey_id=None if style is None else style.sharedkey_id,
                 now=now,
             )
             prompting.check_images_and_prompt(submitter, text)
@@ -172,10 +175,16 @@ class TextAsyncGenerate(Resource):
                 is_dry_run=text.body.dry_run,
                 now=now,
             )
+            stored = replace(stored, style=style)
             if text.body.dry_run:
                 return prompting.answer_text_dry_run(text, prompt, stored), 200
             generate.store(
-                session, stored, prompting.build_content(text, prompt, stored, worker_ids), now
+                session,
+                stored,
+                prompting.build_content(
+                    text, prompt, stored, worker_ids, submitted_prompt=submitted_prompt
+                ),
+                now,
             )
         generate.activate(stored, claim=None, now=now)
         return generate.build_accepted(stored, is_raid=is_raid), 202
@@ -486,16 +495,16 @@ class TextJobPop(Resource):
             return popping.build_pop_response(popping.build_idle_pop())
         address_refusal = popping.find_address_refusal(caller, is_raid=is_raid)
         with reading() as session:
-            known = popping.find_named_worker(session, body.clean_name)
+            known = popping.find_named_worker(session, body.clean_name, now)
             if address_refusal is not None:
                 raise address_refusal
             if known is None:
-                popping.check_new_worker(session, body, caller)
+                popping.check_new_worker(session, body, caller, now)
             else:
-                popping.check_worker_owner(known, caller)
+                popping.check_worker_owner(known.worker, caller)
             declaration = self.validate_chat_declaration(raw)
             models = popping.check_models(body, caller)
-            worker = popping.build_worker(body, caller, now) if known is None else known
+            worker = popping.build_worker(body, caller, now) if known is None else known.worker
             pending = popping.take_check_in(
                 worker, body, declaration, is_new=known is None, now=now
             )
@@ -520,7 +529,7 @@ class TextJobPop(Resource):
             raise Forbidden(worker.maintenance_msg, ReturnCode.WORKER_MAINTENANCE)
         popped = self.load_stored_input(popped, now)
         self.report_assignment(worker, popped, caller)
-        return popping.build_pop_response(popped)
+        return popping.build_pop_response(popped, [] if known is None else known.messages)
 
     @staticmethod
     def require_caller(session: Session, api_key: str) -> Caller:

@@ -38,6 +38,7 @@ TARGETED_KUDOS = Decimal("0.1")
 GENERATION_BURN = Decimal(1)  # paid by the requester on top of each generation, to nobody
 ACTIVATION_TAX = Decimal(1)
 IMAGE_KUDOS = Decimal(5)  # each image of a chat request
+STYLE_KUDOS = Decimal(2)  # for a style of somebody else, who gets them
 
 UPTIME_BASE_KUDOS = 25
 UPTIME_KUDOS_PER_KIBITOKEN = 15  # of context offered
@@ -145,9 +146,12 @@ def round_quote(quote: Decimal) -> int:
     return round(quote)
 
 
-def compute_activation_tax(image_count: int = 0) -> Decimal:
-    """What a request pays once when it is queued. Nobody earns it and it is never refunded."""
-    return ACTIVATION_TAX + IMAGE_KUDOS * image_count
+def compute_activation_tax(image_count: int = 0, *, is_styled: bool = False) -> Decimal:
+    """What a request pays once when it is queued; it is never refunded.
+
+    Nobody earns it, but for what a style adds: `is_styled` is a style of somebody else.
+    """
+    return ACTIVATION_TAX + IMAGE_KUDOS * image_count + (STYLE_KUDOS if is_styled else Decimal(0))
 
 
 def compute_upfront_estimate(*, max_length: int, multipliers: Sequence[float], n: int) -> Decimal:
@@ -270,8 +274,11 @@ def build_activation_movements(
     tax: Decimal,
     usage_multiplier: float = 1.0,
     reservation_id: str | None = None,
+    style_author_id: int | None = None,
 ) -> Movements:
-    """What queueing a request moves: the tax, to nobody, and one more request with no usage yet."""
+    """What queueing a request moves: the tax, and one more request with no usage yet. Of the tax
+    `style_author_id` gets what a style costs, the rest nobody.
+    """
     currencies = (
         Currency(
             user_id=requester_id,
@@ -279,14 +286,36 @@ def build_activation_movements(
             amount=-tax,
             reservation_id=reservation_id,
         ),
+        *_build_style_reward(style_author_id),
     )
     return Movements(
         currencies=currencies,
         statistics=(
             *_build_accumulated(currencies),
             *_build_request_records(requester_id, 0, usage_multiplier),
+            *_build_style_records(style_author_id),
         ),
     )
+
+
+def _build_style_reward(author_id: int | None) -> tuple[Currency, ...]:
+    if author_id is None:
+        return ()
+    return (Currency(user_id=author_id, entry_type=EntryType.STYLE_REWARD, amount=STYLE_KUDOS),)
+
+
+def _build_style_records(author_id: int | None) -> tuple[Statistic, ...]:
+    if author_id is None:
+        return ()
+    styled = Statistic(
+        entry_type=EntryType.STYLE_REWARD,
+        target=StatTarget.USER_STATS,
+        name="styled",
+        amount=STYLE_KUDOS,
+        user_id=author_id,
+    )
+    used = _build_record(author_id, UserRecordTypes.STYLE, Decimal(1), EntryType.STAT_RECORD)
+    return styled, used
 
 
 def build_uptime_movements(

@@ -34,6 +34,8 @@ MAX_TARGETED_WORKERS = 5  # further ids are dropped, as they always were on text
 MAX_EXTRA_SOURCE_IMAGES = 5
 FREE_EXTRA_SOURCE_IMAGES = 1  # what anybody may send
 MAX_MODEL_NAME_LENGTH = 255
+MAX_TEMPLATE_FIELDS = 16
+MAX_TEMPLATE_VALUE_LENGTH = 100_000
 MAX_TARGET_COUNT = 1000  # no client lists more; bounds what is looked up and stored
 
 # Of the values of an array the first bad one alone is reported: a million errors take the whole
@@ -112,6 +114,13 @@ class TextRequestBody(LenientBody):
     allow_downgrade: bool = False
     webhook: Annotated[str, Field(max_length=1024)] | None = None
     style: Annotated[str, Field(min_length=3, max_length=1024)] | None = None
+    template_fields: Annotated[
+        dict[
+            Annotated[str, Field(max_length=64)],
+            Annotated[str, Field(max_length=MAX_TEMPLATE_VALUE_LENGTH)],
+        ],
+        Field(max_length=MAX_TEMPLATE_FIELDS),
+    ] = Field(default_factory=dict)
     context_fit: str = TextContextFit.IGNORE.value
 
 
