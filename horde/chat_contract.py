@@ -7,19 +7,12 @@ Source: docs/reference/chat_requests.md.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
 from uuid import UUID
 
-from horde_sdk.generation_parameters.text.chat_limits import (
-    MAX_CHAT_SCHEMA_NESTING,
-    MAX_CHAT_TEXT_BYTES,
-    MAX_CHAT_TOOL_COUNT,
-    MAX_CHAT_TOOL_SPEC_BYTES,
-    chat_schema_exceeds_nesting,
-)
 from horde_sdk.generation_parameters.text.chat_policy import (
     DEFAULT_CHAT_CONFORMANCE,
     ChatConformance,
@@ -30,7 +23,6 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
-    FailFast,
     Field,
     TypeAdapter,
     ValidationError,
@@ -39,9 +31,7 @@ from pydantic import (
 
 from horde.exceptions import BadRequest
 from horde.json_body import parse_json_body as parse_json_body
-from horde.json_text import JsonText, write_document
 from horde.return_codes import ReturnCode
-from horde.token_estimate import TextSize, estimate_prompt_tokens
 
 type JsonObject = dict[str, Any]
 
@@ -75,7 +65,6 @@ CHAT_MESSAGE_KEYS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
     }
 )
 """The keys of a message that are stored and sent to workers, by role."""
-SCHEMA_KEYS: Final = ("tools", "response_format")
 
 MAX_CONTEXT_LENGTH: Final = 1048576  # tokens, of text requests too
 
@@ -182,7 +171,8 @@ class ChatRequestRefused(BadRequest):
         self.detail = message if detail is None else detail
 
 
-def _quote(path: str) -> str:
+def quote_path(path: str) -> str:
+    """A path for a message: of one that may be megabytes long the start alone."""
     return (
         f"'{path}'"
         if len(path) <= _MAX_QUOTED_CHARACTERS
@@ -192,7 +182,7 @@ def _quote(path: str) -> str:
 
 def unsupported_parameter(path: str) -> ChatRequestRefused:
     """A key or value outside the accepted set; a value is written as `key=value` in the path."""
-    message = f"{_quote(path)} is not supported on chat requests."
+    message = f"{quote_path(path)} is not supported on chat requests."
     return ChatRequestRefused(
         path, message, ReturnCode.UNSUPPORTED_CHAT_PARAMETER, kind=RefusalKind.UNSUPPORTED
     )
@@ -200,7 +190,7 @@ def unsupported_parameter(path: str) -> ChatRequestRefused:
 
 def limit_exceeded(path: str, limit: str) -> ChatRequestRefused:
     """More of something than a chat request may carry; `limit` completes "'path' may ..."."""
-    message = f"{_quote(path)} may {limit}."
+    message = f"{quote_path(path)} may {limit}."
     return ChatRequestRefused(
         path, message, ReturnCode.UNSUPPORTED_CHAT_PARAMETER, kind=RefusalKind.LIMIT
     )
@@ -210,7 +200,7 @@ def malformed_value(
     path: str, expectation: str, kind: RefusalKind = RefusalKind.VALUE
 ) -> ChatRequestRefused:
     """A missing or badly formed value; `expectation` completes "'path' ..."."""
-    return ChatRequestRefused(path, f"{_quote(path)} {expectation}.", kind=kind)
+    return ChatRequestRefused(path, f"{quote_path(path)} {expectation}.", kind=kind)
 
 
 def request_conflict(path: str, message: str) -> ChatRequestRefused:
@@ -336,14 +326,13 @@ class ChatResponseFormat(_StrictModel):
     json_schema: ChatJsonSchema | None = None
 
 
-_TOOLS: Final = TypeAdapter(Annotated[list[ChatTool], FailFast()])
-_TOOL_CALLS: Final = TypeAdapter(Annotated[list[ChatToolCall], FailFast()])
-_FUNCTION_CHOICE: Final = TypeAdapter(ChatFunctionChoice)
-_RESPONSE_FORMAT: Final = TypeAdapter(ChatResponseFormat)
 _HORDE_OPTIONS: Final = TypeAdapter(ChatHordeOptions)
 
 
-def _validate[T](adapter: TypeAdapter[T], value: object, root: str) -> T:
+def validate_shape[T](adapter: TypeAdapter[T], value: object, root: str) -> T:
+    """The value as a model; raises ChatRequestRefused with the path of the first fault below
+    `root`.
+    """
     try:
         return adapter.validate_python(value)
     except ValidationError as error:
@@ -369,353 +358,7 @@ def parse_horde_options(value: object) -> ChatHordeOptions:
     """The `horde` object; null is an empty one."""
     if value is None:
         return ChatHordeOptions()
-    options = _validate(_HORDE_OPTIONS, value, "horde")
+    options = validate_shape(_HORDE_OPTIONS, value, "horde")
     if options.only is not None and options.ignore is not None:
         raise request_conflict("horde.only", "'horde.only' and 'horde.ignore' cannot be combined.")
     return options
-
-
-def parse_tools(value: object) -> list[JsonObject]:
-    """The tool definitions as sent, without the nulls of their own optional keys; empty for
-    null.
-    """
-    if value is None:
-        return []
-    if not isinstance(value, list):
-        raise malformed_value("tools", "has to be an array", RefusalKind.TYPE)
-    if len(value) > MAX_CHAT_TOOL_COUNT:
-        raise limit_exceeded("tools", f"hold at most {MAX_CHAT_TOOL_COUNT} tools")
-    _validate(_TOOLS, value, "tools")
-    for index, tool in enumerate(value):
-        _check_nesting(tool["function"].get("parameters"), f"tools[{index}].function.parameters")
-    return [tool | {"function": _without_nulls(tool["function"])} for tool in value]
-
-
-def parse_tool_choice(value: object, tools: Sequence[JsonObject]) -> str | JsonObject | None:
-    """The tool choice as sent; null is none."""
-    if value is None:
-        return None
-    function_name = None
-    if isinstance(value, dict):
-        function_name = _validate(_FUNCTION_CHOICE, value, "tool_choice").function.name
-    elif not isinstance(value, str) or value not in ("none", "auto", "required"):
-        raise malformed_value(
-            "tool_choice", "has to be 'none', 'auto', 'required' or an object naming a function"
-        )
-    _require_tools("tool_choice", tools)
-    if function_name is not None and all(
-        tool["function"]["name"] != function_name for tool in tools
-    ):
-        message = f"Invalid value for 'tool_choice': the function {_quote(function_name)} is not defined in 'tools'."
-        raise request_conflict("tool_choice", message)
-    return value
-
-
-def parse_parallel_tool_calls(value: object, tools: Sequence[JsonObject]) -> bool | None:
-    """Whether the reply may hold several calls, as sent; null is none."""
-    if value is None:
-        return None
-    if not isinstance(value, bool):
-        raise malformed_value("parallel_tool_calls", "has to be a boolean", RefusalKind.TYPE)
-    _require_tools("parallel_tool_calls", tools)
-    return value
-
-
-def _require_tools(key: str, tools: Sequence[JsonObject]) -> None:
-    if not tools:
-        raise request_conflict(
-            key, f"Invalid value for '{key}': '{key}' is only allowed when 'tools' are specified."
-        )
-
-
-def parse_response_format(value: object) -> JsonObject | None:
-    """The response format as sent; null and `text` are none."""
-    if value is None:
-        return None
-    parsed = _validate(_RESPONSE_FORMAT, value, "response_format")
-    if parsed.type != "json_schema" and parsed.json_schema is not None:
-        raise unsupported_parameter("response_format.json_schema")
-    if parsed.type == "json_schema" and parsed.json_schema is None:
-        raise malformed_value("response_format.json_schema", "is required", RefusalKind.MISSING)
-    if parsed.type == "text" or not isinstance(value, dict):
-        return None
-    if parsed.json_schema is None:
-        return {"type": parsed.type}
-    _check_nesting(parsed.json_schema.schema_, "response_format.json_schema.schema")
-    return value | {"json_schema": _without_nulls(value["json_schema"])}
-
-
-def parse_tool_calls(value: object, path: str) -> list[JsonObject]:
-    """The calls of an assistant message of the history, as sent."""
-    if not isinstance(value, list) or not 1 <= len(value) <= MAX_CHAT_TOOL_CALL_COUNT:
-        raise malformed_value(path, f"has to be an array of 1 to {MAX_CHAT_TOOL_CALL_COUNT} calls")
-    _validate(_TOOL_CALLS, value, path)
-    return value
-
-
-def _without_nulls(value: JsonObject) -> JsonObject:
-    return {key: child for key, child in value.items() if child is not None}
-
-
-def _check_nesting(schema: object, path: str) -> None:
-    if chat_schema_exceeds_nesting(schema):
-        raise limit_exceeded(path, f"nest at most {MAX_CHAT_SCHEMA_NESTING} levels below its root")
-
-
-def check_tool_spec_size(tools: object, tool_choice: object, response_format: object) -> None:
-    """Hold the three together to the SDK's bound, measured as its `check_chat_request_limits`
-    does.
-    """
-    spec = {"tools": tools or [], "tool_choice": tool_choice, "response_format": response_format}
-    if count_utf8_bytes(write_document(spec)) > MAX_CHAT_TOOL_SPEC_BYTES:
-        path, limit = (
-            "tools",
-            f"take at most {MAX_CHAT_TOOL_SPEC_BYTES} bytes together with 'tool_choice' and 'response_format'",
-        )
-        raise limit_exceeded(path, limit)
-
-
-def iter_message_texts(message: Mapping[str, Any]) -> Iterator[str]:
-    """The string content or the text parts of one message."""
-    content = message.get("content")
-    if isinstance(content, str):
-        yield content
-    elif content:
-        yield from (part["text"] for part in content if part["type"] == "text")
-
-
-def count_text_bytes(messages: Sequence[Mapping[str, Any]]) -> int:
-    """What counts against the text limit, in bytes of UTF-8: the texts and each call's function
-    name and arguments.
-    """
-    texts = (text for message in messages for text in iter_message_texts(message))
-    calls = (call["function"] for message in messages for call in message.get("tool_calls") or ())
-    called = (text for call in calls for text in (call["name"], call["arguments"]))
-    return sum(map(count_utf8_bytes, texts)) + sum(map(count_utf8_bytes, called))
-
-
-def check_text_size(byte_count: int) -> None:
-    """Hold the text of all messages together to the SDK's bound."""
-    if byte_count > MAX_CHAT_TEXT_BYTES:
-        raise limit_exceeded(
-            "messages", f"hold at most {MAX_CHAT_TEXT_BYTES} bytes of text, tool calls included"
-        )
-
-
-# --- strict schemas
-# -------------------------------------------------------------------------------------------------
-
-_SUBSCHEMA_KEYWORDS: Final = frozenset(
-    {
-        *(
-            "items",
-            "additionalItems",
-            "unevaluatedItems",
-            "contains",
-            "not",
-            "if",
-            "then",
-            "else",
-            "contentSchema",
-        ),
-        *("additionalProperties", "unevaluatedProperties", "propertyNames"),
-    }
-)
-_SUBSCHEMA_LIST_KEYWORDS: Final = frozenset({"anyOf", "allOf", "oneOf", "prefixItems", "items"})
-_SUBSCHEMA_MAP_KEYWORDS: Final = frozenset(
-    {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"}
-)
-
-
-def check_strict_schemas(tools: Sequence[JsonObject], response_format: JsonObject | None) -> None:
-    """Hold every schema that asks for `strict` to OpenAI's structural rules, with OpenAI's
-    messages.
-    """
-    for index, tool in enumerate(tools):
-        function = tool["function"]
-        if function.get("strict") is True:
-            _check_strict_schema(
-                function.get("parameters"),
-                f"function '{function['name']}'",
-                f"tools[{index}].function.parameters",
-            )
-    json_schema = (response_format or {}).get("json_schema")
-    if json_schema is not None and json_schema.get("strict") is True:
-        _check_strict_schema(
-            json_schema["schema"], f"response_format '{json_schema['name']}'", "response_format"
-        )
-
-
-def _check_strict_schema(schema: object, subject: str, path: str) -> None:
-    broken = next(_iter_broken_rules(schema, ()), None)
-    if broken is not None:
-        context, rule = broken
-        message = f"Invalid schema for {subject}: In context={context!r}, {rule}"
-        raise ChatRequestRefused(
-            path, message, ReturnCode.UNSUPPORTED_CHAT_PARAMETER, kind=RefusalKind.SCHEMA
-        )
-
-
-def _iter_broken_rules(
-    schema: object, context: tuple[str, ...]
-) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Every broken rule with its place, parents before children. The depth is bounded by the
-    nesting limit.
-    """
-    if not isinstance(schema, dict):
-        return
-    rule = _find_broken_rule(schema)
-    if rule is not None:
-        yield context, rule
-    for keyword, value in schema.items():
-        if keyword in _SUBSCHEMA_MAP_KEYWORDS and isinstance(value, dict):
-            for name, child in value.items():
-                yield from _iter_broken_rules(child, (*context, keyword, name))
-        elif keyword in _SUBSCHEMA_LIST_KEYWORDS and isinstance(value, list):
-            for index, child in enumerate(value):
-                yield from _iter_broken_rules(child, (*context, keyword, str(index)))
-        elif keyword in _SUBSCHEMA_KEYWORDS:
-            yield from _iter_broken_rules(value, (*context, keyword))
-
-
-def _find_broken_rule(schema: JsonObject) -> str | None:
-    kinds = schema.get("type")
-    is_object = (
-        kinds == "object"
-        or (isinstance(kinds, list) and "object" in kinds)
-        or "properties" in schema
-    )
-    if not is_object:
-        return None
-    if schema.get("additionalProperties") is not False:
-        return "'additionalProperties' is required to be supplied and to be false."
-    properties, required = schema.get("properties"), schema.get("required")
-    listed = (
-        {name for name in required if isinstance(name, str)}
-        if isinstance(required, list)
-        else set()
-    )
-    missing = (
-        next((name for name in properties if name not in listed), None)
-        if isinstance(properties, dict)
-        else None
-    )
-    if missing is None:
-        return None
-    return f"'required' is required to be supplied and to be an array including every key in properties. Missing '{missing}'."
-
-
-# --- tool history
-# ---------------------------------------------------------------------------------------------------
-
-
-def check_tool_history(messages: Sequence[Mapping[str, Any]]) -> None:
-    """Each call of an assistant message is answered at once, exactly once, by its id.
-
-    Takes messages whose own shape was checked. Raises with OpenAI's wording, prefixed with the
-    path.
-    """
-    issued: set[str] = set()
-    unanswered: dict[str, None] = {}
-    for index, message in enumerate(messages):
-        if message["role"] == "tool":
-            _answer_call(index, message["tool_call_id"], issued, unanswered)
-            continue
-        if unanswered:
-            raise _unanswered_calls(f"messages[{index}].role", unanswered)
-        ids = [call["id"] for call in message.get("tool_calls") or ()]
-        issued, unanswered = set(ids), dict.fromkeys(ids)
-        if len(issued) != len(ids):
-            repeated = next(call_id for call_id in issued if ids.count(call_id) > 1)
-            detail = f"The tool call id '{repeated}' is repeated within one assistant message."
-            raise _broken_history(f"messages[{index}].tool_calls", detail)
-    if unanswered:
-        raise _unanswered_calls("messages", unanswered)
-
-
-def _answer_call(index: int, call_id: str, issued: set[str], unanswered: dict[str, None]) -> None:
-    if not unanswered or (call_id in issued and call_id not in unanswered):
-        detail = "Invalid parameter: messages with role 'tool' must be a response to a preceding message with 'tool_calls'."
-        raise _broken_history(f"messages[{index}].role", detail)
-    if call_id not in issued:
-        detail = f"Invalid parameter: 'tool_call_id' of '{call_id}' not found in 'tool_calls' of previous message."
-        raise _broken_history(f"messages[{index}].tool_call_id", detail)
-    del unanswered[call_id]
-
-
-def _unanswered_calls(path: str, unanswered: Mapping[str, None]) -> ChatRequestRefused:
-    detail = (
-        "An assistant message with 'tool_calls' must be followed by tool messages responding to each 'tool_call_id'. "
-        f"The following tool_call_ids did not have response messages: {', '.join(unanswered)}"
-    )
-    return _broken_history(path, detail)
-
-
-def _broken_history(path: str, detail: str) -> ChatRequestRefused:
-    message = f"{path}: {detail}"
-    return ChatRequestRefused(
-        path,
-        message,
-        ReturnCode.UNSUPPORTED_CHAT_PARAMETER,
-        detail=detail,
-        kind=RefusalKind.HISTORY,
-    )
-
-
-# --- flattened prompt and its estimate
-# ------------------------------------------------------------------------------
-
-
-def write_schemas(members: Mapping[str, Any]) -> JsonObject:
-    """The keys of a request or a job, with those that hold JSON Schemas as `JsonText`: in the form
-    in which the client wrote them.
-    """
-    written = {key: JsonText(write_document(members[key])) for key in SCHEMA_KEYS if key in members}
-    return {**members, **written}
-
-
-def count_utf8_bytes(text: str) -> int:
-    """The size of a text on the wire."""
-    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
-
-
-def flatten_chat_message(message: Mapping[str, Any]) -> str:
-    """One message as `role: ` and its texts, image marks and tool calls, one below the other."""
-    content = message.get("content")
-    pieces: list[str] = []
-    if isinstance(content, str):
-        pieces.append(content)
-    elif content:
-        pieces.extend(
-            part["text"] if part["type"] == "text" else CHAT_IMAGE_PLACEHOLDER for part in content
-        )
-    if message.get("tool_calls"):
-        pieces.append(write_document(message["tool_calls"]))
-    return f"{message['role']}: " + "\n".join(pieces)
-
-
-def flatten_chat_messages(
-    messages: Sequence[Mapping[str, Any]], tools: Sequence[JsonObject] | None = None
-) -> str:
-    """All messages and, last, the tool definitions: what the estimate and moderation read. Workers
-    never receive it.
-    """
-    pieces = [flatten_chat_message(message) for message in messages]
-    if tools:
-        pieces.append(write_document(tools))
-    return "\n".join(pieces)
-
-
-def count_image_parts(messages: Sequence[Mapping[str, Any]]) -> int:
-    """How many image parts the messages hold."""
-    return sum(
-        part["type"] == "image_url"
-        for message in messages
-        if isinstance(message.get("content"), list)
-        for part in message["content"]
-    )
-
-
-def estimate_flattened_tokens(size: TextSize, image_count: int) -> int:
-    """Tokens a flattened prompt of this size, with its images, is taken to have."""
-    return estimate_prompt_tokens(size) + CHAT_IMAGE_PROMPT_TOKENS * image_count

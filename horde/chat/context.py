@@ -8,14 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from horde.chat.flattening import (
+    count_image_parts,
+    estimate_flattened_tokens,
+    flatten_chat_message,
+)
 from horde.chat_contract import (
     MAX_CONTEXT_LENGTH,
     ChatContextAdjustmentReason,
     ChatContextFit,
     JsonObject,
-    count_image_parts,
-    estimate_flattened_tokens,
-    flatten_chat_message,
 )
 from horde.exceptions import BadRequest
 from horde.json_text import write_document

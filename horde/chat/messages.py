@@ -9,7 +9,17 @@ values".
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from horde.chat.flattening import (
+    check_text_size,
+    count_text_bytes,
+)
 from horde.chat.images import check_submitted_images, list_image_parts
+from horde.chat.tool_history import (
+    check_tool_history,
+)
+from horde.chat.tools import (
+    parse_tool_calls,
+)
 from horde.chat_contract import (
     CHAT_IMAGE_DETAILS,
     CHAT_MESSAGE_KEYS,
@@ -18,12 +28,8 @@ from horde.chat_contract import (
     MAX_CHAT_TOOL_CALL_ID_CHARACTERS,
     ChatRequestRefused,
     JsonObject,
-    check_text_size,
-    check_tool_history,
-    count_text_bytes,
     limit_exceeded,
     malformed_value,
-    parse_tool_calls,
     unsupported_parameter,
 )
 

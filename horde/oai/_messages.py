@@ -11,6 +11,17 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
+from horde.chat.flattening import (
+    check_text_size,
+    count_image_parts,
+    count_text_bytes,
+)
+from horde.chat.tool_history import (
+    check_tool_history,
+)
+from horde.chat.tools import (
+    parse_tool_calls,
+)
 from horde.chat_contract import (
     CHAT_IMAGE_DETAILS,
     CHAT_MESSAGE_KEYS,
@@ -20,13 +31,8 @@ from horde.chat_contract import (
     MAX_CHAT_TOOL_CALL_ID_CHARACTERS,
     JsonObject,
     RefusalKind,
-    check_text_size,
-    check_tool_history,
-    count_image_parts,
-    count_text_bytes,
     limit_exceeded,
     malformed_value,
-    parse_tool_calls,
     unsupported_parameter,
 )
 from horde.oai.errors import RequestRefused

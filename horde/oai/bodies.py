@@ -15,7 +15,8 @@ from typing import Any, Final
 from starlette.datastructures import Headers
 from starlette.types import Receive
 
-from horde.chat_contract import MAX_CHAT_BODY_BYTES, JsonObject, write_schemas
+from horde.chat.tools import write_schemas
+from horde.chat_contract import MAX_CHAT_BODY_BYTES, JsonObject
 from horde.exceptions import BadRequest
 from horde.json_body import parse_json_body
 from horde.json_text import JsonText

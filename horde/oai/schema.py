@@ -18,20 +18,26 @@ from horde_sdk.generation_parameters.text.chat_limits import (
 )
 from horde_sdk.generation_parameters.text.chat_policy import ChatReasoningEffort
 
-from horde.chat_contract import (
-    ChatHordeOptions,
-    ChatRequestRefused,
-    JsonObject,
-    check_strict_schemas,
-    check_tool_spec_size,
+from horde.chat.flattening import (
     count_image_parts,
     estimate_flattened_tokens,
     flatten_chat_messages,
-    parse_horde_options,
+)
+from horde.chat.strict_schema import (
+    check_strict_schemas,
+)
+from horde.chat.tools import (
+    check_tool_spec_size,
     parse_parallel_tool_calls,
     parse_response_format,
     parse_tool_choice,
     parse_tools,
+)
+from horde.chat_contract import (
+    ChatHordeOptions,
+    ChatRequestRefused,
+    JsonObject,
+    parse_horde_options,
 )
 from horde.oai._messages import CACHE_HINT, drop_keys, parse_messages
 from horde.oai.errors import RequestRefused, build_contract_refusal

@@ -13,7 +13,12 @@ from horde.chat.context import (
     lower_max_length,
     size_chat_context,
 )
-from horde.chat_contract import ChatContextFit, check_tool_history
+from horde.chat.tool_history import (
+    check_tool_history,
+)
+from horde.chat_contract import (
+    ChatContextFit,
+)
 from horde.classes.kobold.chat_request import estimate_chat_prompt_tokens, truncate_oldest_messages
 from horde.exceptions import BadRequest
 from horde.return_codes import ReturnCode

@@ -5,17 +5,25 @@ from typing import Any
 
 import pytest
 
-from horde.chat_contract import (
-    ChatRequestRefused,
-    check_strict_schemas,
-    check_tool_history,
+from horde.chat.flattening import (
     count_image_parts,
     estimate_flattened_tokens,
     flatten_chat_messages,
-    parse_horde_options,
+)
+from horde.chat.strict_schema import (
+    check_strict_schemas,
+)
+from horde.chat.tool_history import (
+    check_tool_history,
+)
+from horde.chat.tools import (
     parse_response_format,
     parse_tool_choice,
     parse_tools,
+)
+from horde.chat_contract import (
+    ChatRequestRefused,
+    parse_horde_options,
 )
 from horde.return_codes import ReturnCode
 from horde.token_estimate import TextSize

@@ -12,13 +12,15 @@ from sqlalchemy.orm import Session
 from horde import metrics
 from horde.apis.requests import get_config
 from horde.apis.v2._text_generate import StoredRequest, compute_quote
+from horde.chat.flattening import (
+    iter_message_texts,
+)
 from horde.chat.images import SubmittedImage
 from horde.chat_contract import (
     MAX_CHAT_IMAGE_TOTAL_BYTES,
     MAX_CHAT_IMAGE_TOTAL_BYTES_UNTRUSTED,
     ChatContextAdjustmentReason,
     ChatContextFit,
-    iter_message_texts,
 )
 from horde.classes.kobold.chat_request import (
     ChatRequest,

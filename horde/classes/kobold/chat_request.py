@@ -37,6 +37,12 @@ from horde.chat.context import (
     size_chat_context,
 )
 from horde.chat.declaration import ChatDeclaration, parse_chat_declaration_fields
+from horde.chat.flattening import (
+    count_image_parts,
+    estimate_flattened_tokens,
+    flatten_chat_messages,
+    iter_message_texts,
+)
 from horde.chat.images import list_image_parts
 from horde.chat.messages import (
     carries_tool_turn,
@@ -67,6 +73,9 @@ from horde.chat.stored_objects import (
     build_chat_image_reference,
     build_offload,
 )
+from horde.chat.strict_schema import (
+    check_strict_schemas,
+)
 from horde.chat.submission import (
     ChatSubmission,
     SubmissionState,
@@ -75,22 +84,19 @@ from horde.chat.submission import (
     is_chat_submission,
     parse_chat_submission,
 )
-from horde.chat_contract import (
-    WORKER_FAULT_MESSAGES,
-    ChatHordeOptions,
-    JsonObject,
-    check_strict_schemas,
+from horde.chat.tools import (
     check_tool_spec_size,
-    count_image_parts,
-    estimate_flattened_tokens,
-    flatten_chat_messages,
-    iter_message_texts,
-    malformed_value,
-    parse_horde_options,
     parse_parallel_tool_calls,
     parse_response_format,
     parse_tool_choice,
     parse_tools,
+)
+from horde.chat_contract import (
+    WORKER_FAULT_MESSAGES,
+    ChatHordeOptions,
+    JsonObject,
+    malformed_value,
+    parse_horde_options,
     request_conflict,
 )
 from horde.classes.kobold.reply_format import check_response_format
