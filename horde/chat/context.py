@@ -5,14 +5,10 @@ Source: docs/reference/chat_requests.md, "Context adjustments".
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from horde.chat.flattening import (
-    count_image_parts,
-    estimate_flattened_tokens,
-    flatten_chat_message,
-)
+from horde.chat.flattening import FlattenedChat
 from horde.chat_contract import (
     MAX_CONTEXT_LENGTH,
     ChatContextAdjustmentReason,
@@ -20,9 +16,7 @@ from horde.chat_contract import (
     JsonObject,
 )
 from horde.exceptions import BadRequest
-from horde.json_text import write_document
 from horde.return_codes import ReturnCode
-from horde.token_estimate import NEWLINE, NO_TEXT, TextSize, measure_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +26,7 @@ class SizedContext:
     """
 
     messages: Sequence[JsonObject]
+    prompt: str = field(repr=False)  # the same as one text
     dropped_message_count: int
     estimated_prompt_tokens: int
     max_length: int
@@ -41,7 +36,7 @@ class SizedContext:
 
 def size_chat_context(
     messages: Sequence[JsonObject],
-    tools: Sequence[JsonObject] | None,
+    flattened: FlattenedChat,
     *,
     context_fit: ChatContextFit,
     requested_max_length: int,
@@ -63,8 +58,7 @@ def size_chat_context(
                 requested_max_length, max_length, ChatContextAdjustmentReason.WORKER_MAX_LENGTH
             )
         )
-    sizes = MessageSizes.measure(messages, tools)
-    estimate = kept_estimate = sizes.estimate_tokens()
+    estimate = kept_estimate = flattened.estimate_tokens()
     context_length = requested_context_length
     if context_fit is not ChatContextFit.REJECT:
         bound = (
@@ -74,8 +68,10 @@ def size_chat_context(
         )
         context_length = grow_context(requested_context_length, estimate + max_length, bound)
     if context_fit is ChatContextFit.TRUNCATE_OLDEST and estimate + max_length > context_length:
-        dropped = find_dropped_messages(messages, sizes, token_budget=context_length - max_length)
-        kept_estimate = sizes.estimate_tokens(dropped)
+        dropped = find_dropped_messages(
+            messages, flattened, token_budget=context_length - max_length
+        )
+        kept_estimate = flattened.estimate_tokens(dropped)
     else:
         dropped = frozenset()
     if kept_estimate + max_length > context_length:
@@ -93,6 +89,7 @@ def size_chat_context(
         adjustments.append(trimmed | {"dropped_messages": len(dropped)})
     return SizedContext(
         messages=[message for index, message in enumerate(messages) if index not in dropped],
+        prompt=flattened.join(dropped),
         dropped_message_count=len(dropped),
         estimated_prompt_tokens=kept_estimate,
         max_length=max_length,
@@ -131,66 +128,14 @@ def _build_refusal(estimate: int, max_length: int, context_length: int) -> BadRe
     return BadRequest(message, ReturnCode.PROMPT_EXCEEDS_CONTEXT)
 
 
-@dataclass(frozen=True, slots=True)
-class MessageSizes:
-    """What each message adds to the estimate, measured once, so that dropping turns costs one
-    pass.
-    """
-
-    texts: Sequence[TextSize]
-    images: Sequence[int]
-    tools: TextSize
-
-    @classmethod
-    def measure(
-        cls, messages: Sequence[Mapping[str, Any]], tools: Sequence[JsonObject] | None
-    ) -> "MessageSizes":
-        """Each message's size in the flattened prompt and its images."""
-        return cls(
-            [measure_text(flatten_chat_message(message)) for message in messages],
-            [count_image_parts([message]) for message in messages],
-            measure_text(write_document(tools)) + NEWLINE if tools else NO_TEXT,
-        )
-
-    def estimate_tokens(self, dropped: frozenset[int] = frozenset()) -> int:
-        """The estimate of the messages that stay."""
-        kept = [index for index in range(len(self.texts)) if index not in dropped]
-        return estimate_flattened_tokens(
-            self._join(kept), sum(self.images[index] for index in kept)
-        )
-
-    def find_oldest_to_drop(
-        self, turns: Sequence[Sequence[int]], *, token_budget: int
-    ) -> frozenset[int]:
-        """The places of the first turns without which the estimate is within the budget, or of all
-        of them.
-        """
-        size = self._join(range(len(self.texts)))
-        images = sum(self.images)
-        dropped: list[int] = []
-        for turn in turns:
-            if estimate_flattened_tokens(size, images) <= token_budget:
-                break
-            dropped.extend(turn)
-            for index in turn:
-                size -= self.texts[index] + NEWLINE
-            images -= sum(self.images[index] for index in turn)
-        return frozenset(dropped)
-
-    def _join(self, places: Sequence[int]) -> TextSize:
-        """The size of these messages and the tools, with the newlines between them."""
-        newlines = max(len(places) - 1, 0)
-        texts = sum((self.texts[index] for index in places), start=self.tools)
-        return texts + TextSize(newlines, newlines)
-
-
 def find_dropped_messages(
-    messages: Sequence[Mapping[str, Any]], sizes: MessageSizes, *, token_budget: int
+    messages: Sequence[Mapping[str, Any]], flattened: FlattenedChat, *, token_budget: int
 ) -> frozenset[int]:
     """The places of the oldest whole turns whose removal brings the estimate to the budget, or of
     all that may go.
     """
-    return sizes.find_oldest_to_drop(_list_droppable_turns(messages), token_budget=token_budget)
+    turns = _list_droppable_turns(messages)
+    return flattened.find_oldest_to_drop(turns, token_budget=token_budget)
 
 
 def _list_droppable_turns(messages: Sequence[Mapping[str, Any]]) -> list[list[int]]:

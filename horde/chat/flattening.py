@@ -5,7 +5,8 @@ Source: docs/reference/chat_requests.md, "Flattened prompt".
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 from horde_sdk.generation_parameters.text.chat_limits import MAX_CHAT_TEXT_BYTES
 
@@ -16,7 +17,13 @@ from horde.chat_contract import (
     limit_exceeded,
 )
 from horde.json_text import write_document
-from horde.token_estimate import TextSize, estimate_prompt_tokens
+from horde.token_estimate import (
+    NEWLINE,
+    NO_TEXT,
+    TextSize,
+    estimate_prompt_tokens,
+    measure_text,
+)
 
 
 def iter_message_texts(message: Mapping[str, Any]) -> Iterator[str]:
@@ -51,7 +58,82 @@ def count_utf8_bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
-def flatten_chat_message(message: Mapping[str, Any]) -> str:
+def count_image_parts(messages: Sequence[Mapping[str, Any]]) -> int:
+    """How many image parts the messages hold."""
+    return sum(
+        part["type"] == "image_url"
+        for message in messages
+        if isinstance(message.get("content"), list)
+        for part in message["content"]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FlattenedChat:
+    """A conversation as one text: a line of its own for each message and, last, the tools.
+
+    Read and measured once; estimates, trimming, moderation and the stored prompt ask it. Messages
+    are named by their places. Workers never receive the text.
+    """
+
+    lines: tuple[str, ...] = field(repr=False)
+    tools: str | None = field(repr=False)
+    sizes: tuple[TextSize, ...]
+    tools_size: TextSize
+    image_counts: tuple[int, ...]
+
+    @classmethod
+    def read(
+        cls, messages: Sequence[Mapping[str, Any]], tools: Sequence[JsonObject] | None = None
+    ) -> Self:
+        """The text of validated messages and tools."""
+        lines = tuple(map(_flatten_message, messages))
+        written = write_document(tools) if tools else None
+        return cls(
+            lines=lines,
+            tools=written,
+            sizes=tuple(map(measure_text, lines)),
+            tools_size=NO_TEXT if written is None else measure_text(written) + NEWLINE,
+            image_counts=tuple(count_image_parts([message]) for message in messages),
+        )
+
+    def join(self, dropped: frozenset[int] = frozenset()) -> str:
+        """The text of the messages that stay."""
+        kept = [line for place, line in enumerate(self.lines) if place not in dropped]
+        return "\n".join(kept if self.tools is None else [*kept, self.tools])
+
+    def estimate_tokens(self, dropped: frozenset[int] = frozenset()) -> int:
+        """Tokens that the messages which stay are taken to need, images included."""
+        kept = [place for place in range(len(self.lines)) if place not in dropped]
+        images = sum(self.image_counts[place] for place in kept)
+        return estimate_flattened_tokens(self._measure(kept), images)
+
+    def find_oldest_to_drop(
+        self, turns: Sequence[Sequence[int]], *, token_budget: int
+    ) -> frozenset[int]:
+        """The places of the first turns without which the estimate is within the budget, or of all
+        of them.
+        """
+        size = self._measure(range(len(self.lines)))
+        images = sum(self.image_counts)
+        dropped: list[int] = []
+        for turn in turns:
+            if estimate_flattened_tokens(size, images) <= token_budget:
+                break
+            dropped.extend(turn)
+            for place in turn:
+                size -= self.sizes[place] + NEWLINE
+            images -= sum(self.image_counts[place] for place in turn)
+        return frozenset(dropped)
+
+    def _measure(self, places: Sequence[int]) -> TextSize:
+        """The size of these messages and the tools, with the newlines between them."""
+        newlines = max(len(places) - 1, 0)
+        texts = sum((self.sizes[place] for place in places), start=self.tools_size)
+        return texts + TextSize(newlines, newlines)
+
+
+def _flatten_message(message: Mapping[str, Any]) -> str:
     """One message as `role: ` and its texts, image marks and tool calls, one below the other."""
     content = message.get("content")
     pieces: list[str] = []
@@ -64,28 +146,6 @@ def flatten_chat_message(message: Mapping[str, Any]) -> str:
     if message.get("tool_calls"):
         pieces.append(write_document(message["tool_calls"]))
     return f"{message['role']}: " + "\n".join(pieces)
-
-
-def flatten_chat_messages(
-    messages: Sequence[Mapping[str, Any]], tools: Sequence[JsonObject] | None = None
-) -> str:
-    """All messages and, last, the tool definitions: what the estimate and moderation read. Workers
-    never receive it.
-    """
-    pieces = [flatten_chat_message(message) for message in messages]
-    if tools:
-        pieces.append(write_document(tools))
-    return "\n".join(pieces)
-
-
-def count_image_parts(messages: Sequence[Mapping[str, Any]]) -> int:
-    """How many image parts the messages hold."""
-    return sum(
-        part["type"] == "image_url"
-        for message in messages
-        if isinstance(message.get("content"), list)
-        for part in message["content"]
-    )
 
 
 def estimate_flattened_tokens(size: TextSize, image_count: int) -> int:

@@ -14,12 +14,8 @@ from horde.chat.flattening import (
     count_text_bytes,
 )
 from horde.chat.images import check_submitted_images, list_image_parts
-from horde.chat.tool_history import (
-    check_tool_history,
-)
-from horde.chat.tools import (
-    parse_tool_calls,
-)
+from horde.chat.tool_history import check_tool_history
+from horde.chat.tools import parse_tool_calls
 from horde.chat_contract import (
     CHAT_IMAGE_DETAILS,
     CHAT_MESSAGE_KEYS,

@@ -7,9 +7,7 @@ Source: docs/reference/chat_requests.md, "Reply verification".
 from collections.abc import Mapping
 from typing import Any
 
-from horde_sdk.generation_parameters.text.chat_policy import (
-    ChatToolChoiceMode,
-)
+from horde_sdk.generation_parameters.text.chat_policy import ChatToolChoiceMode
 
 from horde.chat.submission import submission_invalid
 from horde.chat_contract import JsonObject

@@ -12,9 +12,7 @@ from typing import Any, Final
 from horde_sdk.generation_parameters.text.chat_limits import MAX_CHAT_TEXT_BYTES
 from horde_sdk.worker.chat_declaration import ChatFinishReason
 
-from horde.chat.flattening import (
-    count_utf8_bytes,
-)
+from horde.chat.flattening import count_utf8_bytes
 from horde.chat_contract import (
     MAX_CHAT_TOOL_CALL_COUNT,
     MAX_CHAT_TOOL_CALL_ID_CHARACTERS,

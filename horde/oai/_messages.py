@@ -16,12 +16,8 @@ from horde.chat.flattening import (
     count_image_parts,
     count_text_bytes,
 )
-from horde.chat.tool_history import (
-    check_tool_history,
-)
-from horde.chat.tools import (
-    parse_tool_calls,
-)
+from horde.chat.tool_history import check_tool_history
+from horde.chat.tools import parse_tool_calls
 from horde.chat_contract import (
     CHAT_IMAGE_DETAILS,
     CHAT_MESSAGE_KEYS,

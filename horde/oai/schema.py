@@ -18,14 +18,8 @@ from horde_sdk.generation_parameters.text.chat_limits import (
 )
 from horde_sdk.generation_parameters.text.chat_policy import ChatReasoningEffort
 
-from horde.chat.flattening import (
-    count_image_parts,
-    estimate_flattened_tokens,
-    flatten_chat_messages,
-)
-from horde.chat.strict_schema import (
-    check_strict_schemas,
-)
+from horde.chat.flattening import FlattenedChat
+from horde.chat.strict_schema import check_strict_schemas
 from horde.chat.tools import (
     check_tool_spec_size,
     parse_parallel_tool_calls,
@@ -64,7 +58,6 @@ from horde.oai.readers import (
     unsupported_value,
     wrong_type,
 )
-from horde.token_estimate import measure_text
 
 # Every chat job carries its own neutral samplers, so any other value could not be honoured.
 NEUTRAL_SAMPLERS: Final[Mapping[str, tuple[float, ...]]] = MappingProxyType(
@@ -133,16 +126,13 @@ class ChatCompletionRequest:
             message | {"role": "system"} if message["role"] == "developer" else message
             for message in messages
         ]
-        prompt = flatten_chat_messages(stored, tools)
         return cls(
             native_body=forwarded,
             model=forwarded.get("model"),
             stream=bool(forwarded.get("stream")),
             include_usage=bool((body.get("stream_options") or {}).get("include_usage")),
             horde=horde,
-            estimated_prompt_tokens=estimate_flattened_tokens(
-                measure_text(prompt), count_image_parts(messages)
-            ),
+            estimated_prompt_tokens=FlattenedChat.read(stored, tools).estimate_tokens(),
             token_limit_key="max_completion_tokens"
             if forwarded.keys() & _TOKEN_LIMITS == {"max_completion_tokens"}
             else "max_tokens",

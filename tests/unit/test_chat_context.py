@@ -13,12 +13,9 @@ from horde.chat.context import (
     lower_max_length,
     size_chat_context,
 )
-from horde.chat.tool_history import (
-    check_tool_history,
-)
-from horde.chat_contract import (
-    ChatContextFit,
-)
+from horde.chat.flattening import FlattenedChat
+from horde.chat.tool_history import check_tool_history
+from horde.chat_contract import ChatContextFit
 from horde.classes.kobold.chat_request import estimate_chat_prompt_tokens, truncate_oldest_messages
 from horde.exceptions import BadRequest
 from horde.return_codes import ReturnCode
@@ -48,7 +45,8 @@ def size(messages: list[Message], **facts: Any) -> SizedContext:
         "declared_max_length": 1024,
         "declared_context_length": 8192,
     }
-    return size_chat_context(messages, None, **(defaults | facts))
+    flattened = FlattenedChat.read(messages)
+    return size_chat_context(messages, flattened, **(defaults | facts))
 
 
 @pytest.mark.parametrize(

@@ -6,16 +6,12 @@ from typing import Any
 import pytest
 
 from horde.chat.flattening import (
+    FlattenedChat,
     count_image_parts,
     estimate_flattened_tokens,
-    flatten_chat_messages,
 )
-from horde.chat.strict_schema import (
-    check_strict_schemas,
-)
-from horde.chat.tool_history import (
-    check_tool_history,
-)
+from horde.chat.strict_schema import check_strict_schemas
+from horde.chat.tool_history import check_tool_history
 from horde.chat.tools import (
     parse_response_format,
     parse_tool_choice,
@@ -376,7 +372,7 @@ def test_flattened_prompt_joins_roles_parts_calls_and_tools_by_newlines() -> Non
         '[{"type":"function","function":{"name":"lookup_weather","parameters":{"type":"object"}}}]'
     )
     assert (
-        flatten_chat_messages(messages, [TOOL])
+        FlattenedChat.read(messages, [TOOL]).join()
         == f"system: You are a terse assistant.\nuser: ONE\n[image]\nassistant: {call}\ntool:"
         f" Rain\n{tools}"
     )

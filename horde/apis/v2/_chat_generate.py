@@ -13,6 +13,7 @@ from horde import metrics
 from horde.apis.requests import get_config
 from horde.apis.v2._text_generate import StoredRequest, compute_quote
 from horde.chat.flattening import (
+    FlattenedChat,
     iter_message_texts,
 )
 from horde.chat.images import SubmittedImage
@@ -29,7 +30,6 @@ from horde.classes.kobold.chat_request import (
     build_operation_fingerprint,
     build_stored_chat_extras,
     chat_tools_temperature,
-    flatten_messages,
     replace_image_urls,
     required_chat_features,
     rewrite_message_texts,
@@ -93,20 +93,21 @@ def check_admission() -> None:
         raise ServiceUnavailable(message, ReturnCode.CHAT_ADMISSION_DISABLED)
 
 
-def moderate_messages(
-    session: Session, submitter: Submitter, chat: ChatRequest
-) -> list[dict[str, Any]]:
-    """The messages workers get: each text rewritten where the filter applies."""
-    prompt = flatten_messages(chat.messages, chat.tools)
+def moderate_messages(session: Session, submitter: Submitter, chat: ChatRequest) -> ChatRequest:
+    """The request with the messages workers get: each text rewritten where the filter applies."""
     rewrite = find_prompt_rewrite(
-        session, is_flagged=submitter.caller.is_flagged, models=chat.models, prompt=prompt
+        session,
+        is_flagged=submitter.caller.is_flagged,
+        models=chat.models,
+        prompt=chat.flattened.join(),
     )
     if rewrite is None:
-        return chat.messages
+        return chat
     rewritten = rewrite_message_texts(chat.messages, rewrite)
     if _join_texts(chat.messages):
         check_prompt_left(_join_texts(rewritten))
-    return rewritten
+    flattened = FlattenedChat.read(rewritten, chat.tools)
+    return replace(chat, messages=rewritten, flattened=flattened)
 
 
 def _join_texts(messages: list[dict[str, Any]]) -> str:
@@ -114,15 +115,13 @@ def _join_texts(messages: list[dict[str, Any]]) -> str:
     return "".join(text for message in messages for text in iter_message_texts(message)).strip()
 
 
-def size_chat_request(
-    chat: ChatRequest, messages: list[dict[str, Any]], bounds: TextWorkerBounds
-) -> SizedContext:
-    """Lower, grow and trim against what the online workers declare; raises BadRequest when nothing
-    fits.
+def size_chat_request(chat: ChatRequest, bounds: TextWorkerBounds) -> SizedContext:
+    """Lower, grow and trim a moderated request against what the online workers declare; raises
+    BadRequest when nothing fits.
     """
     return size_chat_context(
-        messages,
-        chat.tools,
+        chat.messages,
+        chat.flattened,
         context_fit=ChatContextFit(chat.horde.context_fit),
         requested_max_length=chat.requested_max_length,
         requested_context_length=chat.requested_context_length,
@@ -167,7 +166,7 @@ def answer_chat_dry_run(
     resolved = {
         "estimated_prompt_tokens": sized.estimated_prompt_tokens,
         "context_fit": context_fit.value,
-        "prompt": flatten_messages(sized.messages, chat.tools),
+        "prompt": sized.prompt,
         "params": params,
         "models": list(chat.models),
         "style": None,
@@ -248,8 +247,8 @@ def build_content(
     Images are named by the keys they will be stored under.
     """
     return RequestContent(
-        prompt=flatten_messages(sized.messages, chat.tools),
-        submitted_prompt=flatten_messages(chat.messages, chat.tools),
+        prompt=sized.prompt,
+        submitted_prompt=chat.flattened.join(),
         params=chat.text_params,
         gen_payload=TextWaitingPrompt.prepare_job_payload(
             params=chat.text_params,

@@ -28,9 +28,7 @@ from sqlalchemy.orm import Session
 
 from horde import metrics, r2
 from horde.apis.requests import get_config, get_peer_address
-from horde.chat.tools import (
-    write_schemas,
-)
+from horde.chat.tools import write_schemas
 from horde.classes.base.worker import (
     DEFAULT_MAINTENANCE_MESSAGE,
     MAX_BRIDGE_AGENT_LENGTH,

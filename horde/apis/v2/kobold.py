@@ -242,7 +242,7 @@ class ChatAsyncGenerate(Resource):
             moderated = chatting.moderate_messages(session, submitter, chat)
             bounds = get_highest_text_worker_limits(session, chat.models, is_chat=True, now=now)
             self.ensure_model_known(session, chat, bounds, now)
-            sized = chatting.size_chat_request(chat, moderated, bounds)
+            sized = chatting.size_chat_request(moderated, bounds)
             check_text_param_rules(
                 chat.text_params,
                 max_length=sized.max_length,

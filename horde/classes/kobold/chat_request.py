@@ -30,7 +30,6 @@ from horde_sdk.generation_parameters.text.chat_policy import (
 from horde_sdk.worker.chat_declaration import ChatFinishReason, ChatImageTransport
 
 from horde.chat.context import (
-    MessageSizes,
     SizedContext,
     find_dropped_messages,
     lower_max_length,
@@ -38,9 +37,8 @@ from horde.chat.context import (
 )
 from horde.chat.declaration import ChatDeclaration, parse_chat_declaration_fields
 from horde.chat.flattening import (
+    FlattenedChat,
     count_image_parts,
-    estimate_flattened_tokens,
-    flatten_chat_messages,
     iter_message_texts,
 )
 from horde.chat.images import list_image_parts
@@ -73,9 +71,7 @@ from horde.chat.stored_objects import (
     build_chat_image_reference,
     build_offload,
 )
-from horde.chat.strict_schema import (
-    check_strict_schemas,
-)
+from horde.chat.strict_schema import check_strict_schemas
 from horde.chat.submission import (
     ChatSubmission,
     SubmissionState,
@@ -108,7 +104,6 @@ from horde.classes.kobold.text_params import (
 )
 from horde.exceptions import PayloadInvalid
 from horde.json_body import replace_unstorable
-from horde.token_estimate import measure_text
 
 __all__ = [
     "CHAT_STREAM_PROGRESS_KEY",
@@ -188,6 +183,7 @@ class ChatRequest:
 
     models: tuple[str, ...]
     messages: list[JsonObject]
+    flattened: FlattenedChat  # of the messages and the tools
     text_params: JsonObject
     horde: ChatHordeOptions
     tools: list[JsonObject]
@@ -248,20 +244,27 @@ def parse_chat_request(body: object) -> ChatRequest:
     check_choice_count(body.get("n"))
     horde = parse_horde_options(body.get("horde"))
     tools = parse_tools(body.get("tools"))
+    models, messages = parse_models(body), parse_messages(body.get("messages"))
+    text_params = build_text_params(body, horde)
+    tool_choice = parse_tool_choice(body.get("tool_choice"), tools)
+    parallel_tool_calls = parse_parallel_tool_calls(body.get("parallel_tool_calls"), tools)
+    response_format = parse_response_format(body.get("response_format"))
+    stream = parse_stream(body.get("stream"))
+    check_tool_spec_size(body.get("tools"), body.get("tool_choice"), body.get("response_format"))
+    check_strict_schemas(tools, response_format)
     chat = ChatRequest(
-        models=parse_models(body),
-        messages=parse_messages(body.get("messages")),
-        text_params=build_text_params(body, horde),
+        models=models,
+        messages=messages,
+        flattened=FlattenedChat.read(messages, tools),
+        text_params=text_params,
         horde=horde,
         tools=tools,
-        tool_choice=parse_tool_choice(body.get("tool_choice"), tools),
-        parallel_tool_calls=parse_parallel_tool_calls(body.get("parallel_tool_calls"), tools),
-        response_format=parse_response_format(body.get("response_format")),
-        stream=parse_stream(body.get("stream")),
+        tool_choice=tool_choice,
+        parallel_tool_calls=parallel_tool_calls,
+        response_format=response_format,
+        stream=stream,
         lists_models=body.get("models") is not None,
     )
-    check_tool_spec_size(body.get("tools"), body.get("tool_choice"), body.get("response_format"))
-    check_strict_schemas(chat.tools, chat.response_format)
     _check_openai_guards(chat)
     return chat
 
@@ -330,7 +333,7 @@ def flatten_messages(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[JsonObject] | None = None
 ) -> str:
     """The prompt column of a chat request; workers never receive it."""
-    return flatten_chat_messages(messages, tools)
+    return FlattenedChat.read(messages, tools).join()
 
 
 def estimate_chat_prompt_tokens(
@@ -339,9 +342,7 @@ def estimate_chat_prompt_tokens(
     """The tokens of the flattened prompt and 512 for each image; an estimate, since no tokenizer is
     known here.
     """
-    return estimate_flattened_tokens(
-        measure_text(flatten_messages(messages, tools)), count_image_parts(messages)
-    )
+    return FlattenedChat.read(messages, tools).estimate_tokens()
 
 
 def truncate_oldest_messages(
@@ -354,7 +355,7 @@ def truncate_oldest_messages(
     still be too long.
     """
     dropped = find_dropped_messages(
-        messages, MessageSizes.measure(messages, tools), token_budget=token_budget
+        messages, FlattenedChat.read(messages, tools), token_budget=token_budget
     )
     return [message for index, message in enumerate(messages) if index not in dropped]
 

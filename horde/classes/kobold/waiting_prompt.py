@@ -36,18 +36,14 @@ from sqlalchemy.orm import Mapped, Session, mapped_column
 from sqlalchemy.sql.elements import Grouping
 
 from horde import metrics, r2, redis_ctrl
-from horde.chat.flattening import (
-    count_image_parts,
-)
+from horde.chat.flattening import count_image_parts
 from horde.chat.stored_objects import (
     build_chat_messages_key,
     build_jpeg_url,
     list_stored_chat_object_keys,
     replace_stored_images,
 )
-from horde.chat_contract import (
-    JsonObject,
-)
+from horde.chat_contract import JsonObject
 from horde.classes.base.waiting_prompt import LIVE, QUEUE_RANK, TerminalOutcome, WaitingPrompt
 from horde.classes.kobold.chat_request import (
     CHAT_WORKER_FAULT_MESSAGES,
