@@ -18,7 +18,8 @@ from werkzeug.test import TestResponse
 from devtools.services import ServiceAddresses
 from horde import r2
 from horde.bridge.horde_api import HordeApi
-from horde.bridge.jobs import Connections, parse_job, serve_job
+from horde.bridge.job import Connections, parse_job
+from horde.bridge.jobs import serve_job
 from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
 from horde.db import transaction
 from horde.json_text import read_json, survives_jsonb

@@ -641,6 +641,7 @@ def test_nobody_eligible_replaces_a_kudos_refusal(served: ChatHorde) -> None:
     assert (
         answer.json["message"] == "No online worker can serve this request: "
         "the request exceeds the max_context_length limit of every online worker serving the model."
+        " Shorten the messages, or lower 'horde.max_context_length'."
     )
     answer = served.submit(
         key=key, max_tokens=BIG, horde={"validated_backends": True, "slow_workers": False}
