@@ -279,15 +279,14 @@ class Stack:
         words = [
             "--api",
             self.api_url,
-            "--key",
-            key,
             "--backend",
             f"{self.backend_url}/v1",
             "--name",
             name,
         ]
         command = [str(HORDE), "bridge", *words, *self.worker_words]
-        worker = Worker(self, command, environment)
+        # The key goes by the environment: every user of the machine can read command lines.
+        worker = Worker(self, command, {**environment, "HORDE_BRIDGE_KEY": key})
         self.programs.launch_all([worker])
         self.facts |= {"backend_url": self.backend_url, "worker": name, "model": worker.model}
 
@@ -350,8 +349,8 @@ class Stack:
         ]
         if self.facts["model"] is None:
             worker = (
-                f".venv/bin/horde bridge --api {self.api_url} --key {self.facts['key']} --backend"
-                " URL/v1 --name NAME"
+                f"HORDE_BRIDGE_KEY={shlex.quote(self.facts['key'])} .venv/bin/horde bridge"
+                f" --api {self.api_url} --backend URL/v1 --name NAME"
             )
             lines += [
                 "",

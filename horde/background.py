@@ -17,13 +17,12 @@ from typing import Protocol
 
 from opentelemetry.metrics import Observation
 from sqlalchemy import Connection, Engine, text
-from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from horde import metrics, postgres
 from horde.config import Config
 from horde.exceptions import HordeError
-from horde.logger import build_failure_fields, get_logger
+from horde.logger import build_failure_fields, get_logger, surviving
 
 logger = get_logger(__name__)
 
@@ -90,7 +89,7 @@ class Leadership:
         was_leader = self.is_leader
         try:
             self.is_leader = self._hold_lock()
-        except SQLAlchemyError as error:
+        except Exception as error:  # noqa: BLE001  whoever cannot prove that it leads gives the lock back
             self.resign()
             logger.warning(
                 "horde.background.election_failed", extra={"error_class": type(error).__name__}
@@ -155,7 +154,11 @@ class Background:
             ):
                 continue
             schedule.is_running = True
-            self._executor.submit(self._run, schedule)
+            try:
+                self._executor.submit(self._run, schedule)
+            except RuntimeError:  # no thread can be started now
+                schedule.is_running = False
+                raise
 
     def stop(self) -> None:
         """Let running jobs end and start no more."""
@@ -222,7 +225,8 @@ class BackgroundThread:
 
     def _tick_until_stopped(self) -> None:
         while not self._stop.wait(TICK_SECONDS):
-            self._background.tick()
+            with surviving("background"):
+                self._background.tick()
 
 
 def start_background(config: Config, jobs: Sequence[Job]) -> BackgroundThread:

@@ -17,6 +17,7 @@ from horde import metrics, postgres
 from horde.config import Config
 from horde.exceptions import ServiceUnavailable
 from horde.json_text import read_json, write_document
+from horde.logger import build_failure_fields
 
 logger = logging.getLogger(__name__)
 
@@ -242,9 +243,9 @@ def _run_after_commit(session: Session) -> None:
         try:
             call()
         # The commit stands: what tells the world about it must not turn it into a failure.
-        except Exception:
+        except Exception as error:  # noqa: BLE001
             metrics.after_commit_failures.add(1)
-            logger.exception("horde.after_commit.failed")
+            logger.error("horde.after_commit.failed", extra=build_failure_fields(error))
 
 
 def _roll_back_quietly(session: Session) -> None:

@@ -12,7 +12,10 @@ they hold one; that is a net under the rule, not a replacement for it.
 import json
 import logging
 import sys
+import threading
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TextIO
 
@@ -69,10 +72,21 @@ def configure_logging(level: str, json: bool, stream: TextIO | None = None) -> N
     # httpx logs each URL at INFO, and a signed URL is a secret.
     root.setLevel(logging.WARNING)
     logging.getLogger("horde").setLevel(level.upper())
+    threading.excepthook = _log_ended_thread
     # No line names the place, thread or process it comes from, and finding them costs more than
     # writing it.
     logging._srcfile = None
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+
+
+def _log_ended_thread(ended: threading.ExceptHookArgs) -> None:
+    """Say what ended a thread; the standard library would print the error's text, which may quote
+    what must not be logged.
+    """
+    if ended.exc_value is not None:
+        get_logger(__name__).error(
+            "horde.thread.ended", extra=build_failure_fields(ended.exc_value)
+        )
 
 
 def build_event_fields(record: logging.LogRecord) -> dict[str, object]:
@@ -84,6 +98,19 @@ def build_event_fields(record: logging.LogRecord) -> dict[str, object]:
     }
 
 
+@contextmanager
+def surviving(work: str) -> Iterator[None]:
+    """Let a long-lived thread or task go on after an error that nobody foresaw. The log has its
+    class and place, and not its text.
+    """
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001  whoever ends here would be missed until a restart
+        get_logger(__name__).error(
+            "horde.thread.survived", extra={"work": work, **build_failure_fields(error)}
+        )
+
+
 def build_failure_fields(error: BaseException) -> dict[str, str]:
     """Return the class of an error and where it came from, without its text, which may quote a
     prompt, a key or a row.
@@ -92,6 +119,12 @@ def build_failure_fields(error: BaseException) -> dict[str, str]:
         "error_class": f"{type(error).__module__}.{type(error).__qualname__}",
         "stack": "".join(traceback.format_tb(error.__traceback__)),
     }
+
+
+def build_exception_fields(record: logging.LogRecord) -> dict[str, str]:
+    """Return what a line says of the exception it was logged with: as of every failure, no text."""
+    error = record.exc_info[1] if record.exc_info else None
+    return {} if error is None else build_failure_fields(error)
 
 
 class JsonFormatter(logging.Formatter):
@@ -110,8 +143,7 @@ class JsonFormatter(logging.Formatter):
         event |= {
             name: value for name, value in build_event_fields(record).items() if name not in event
         }
-        if record.exc_info:
-            event["exception"] = self.formatException(record.exc_info)
+        event |= build_exception_fields(record)
         return json.dumps(event, ensure_ascii=False, default=str)
 
 
@@ -131,7 +163,8 @@ class TextFormatter(logging.Formatter):
         ]
         event = record.getMessage().replace("\r", "\\r").replace("\n", "\\n")
         line = " ".join([moment, record.levelname, record.name, event, *fields])
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        failure = build_exception_fields(record)
+        return "\n".join([line, *failure.values()]).rstrip()
 
 
 def _quote_unless_plain(value: str) -> str:

@@ -161,7 +161,8 @@ def _read_source(source: str) -> bytes:
             if source.startswith(("http://", "https://"))
             else Path(source).read_bytes()
         )
-    except (OSError, httpx.HTTPError, httpx.InvalidURL) as error:
+    # ValueError: a host that cannot be decoded, also of a redirect.
+    except (OSError, ValueError, httpx.HTTPError, httpx.InvalidURL) as error:
         raise ModelReferenceError(
             f"The text model reference cannot be read: {type(error).__name__}."
         ) from error

@@ -11,7 +11,8 @@ import ssl
 import threading
 import time
 import unicodedata
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
@@ -25,6 +26,7 @@ import httpx
 MAX_URL_CHARACTERS = 65_536
 # Names looked up at a time; a name server that never answers holds a thread for a minute.
 MAX_RESOLVING_COUNT = 32
+MAX_LABEL_BYTES = 63  # of one part of a name
 _NAT64 = IPv6Network("64:ff9b::/96")
 # Special-purpose networks that the standard library calls global, or only newer releases of it do
 # not.
@@ -71,6 +73,22 @@ class PublicAnswer:
     body: bytes = field(repr=False)
 
 
+@contextmanager
+def _translating_errors() -> Iterator[None]:
+    """Make an OutboundFailed of whatever a library raises; its class is all that is told.
+
+    A host that cannot be decoded is a UnicodeError, a name no certificate can have a ValueError,
+    and where httpx looks at a redirect either may come out of it.
+    """
+    try:
+        yield
+    except OutboundFailed:
+        raise
+    except Exception as error:  # noqa: BLE001  the address is a stranger's, and the libraries' errors are many
+        raise OutboundFailed(type(error).__name__) from None
+
+
+@_translating_errors()
 def fetch_text(url: str, *, timeout_seconds: float, max_bytes: int) -> Answer:
     """GET a short text; redirects are an answer like any other.
 
@@ -79,18 +97,15 @@ def fetch_text(url: str, *, timeout_seconds: float, max_bytes: int) -> Answer:
     """
     deadline = time.monotonic() + timeout_seconds
     body = bytearray()
-    try:
-        with (
-            httpx.Client(timeout=timeout_seconds, trust_env=False) as client,
-            client.stream("GET", url, headers={"Accept-Encoding": "identity"}) as response,
-        ):
-            for chunk in response.iter_raw():
-                body += chunk
-                if len(body) > max_bytes or time.monotonic() > deadline:
-                    raise OutboundFailed("The answer is too long or too slow.")
-            return Answer(response.status_code, body.decode("utf-8", "replace"))
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise OutboundFailed(type(error).__name__) from error
+    with (
+        httpx.Client(timeout=timeout_seconds, trust_env=False) as client,
+        client.stream("GET", url, headers={"Accept-Encoding": "identity"}) as response,
+    ):
+        for chunk in response.iter_raw():
+            body += chunk
+            if len(body) > max_bytes or time.monotonic() > deadline:
+                raise OutboundFailed("The answer is too long or too slow.")
+        return Answer(response.status_code, body.decode("utf-8", "replace"))
 
 
 def is_public(address: Address) -> bool:
@@ -140,6 +155,7 @@ class Network:
 INTERNET = Network()
 
 
+@_translating_errors()
 def send_public_request(
     method: str,
     url: str,
@@ -176,33 +192,59 @@ def send_public_request(
         **(headers or {}),
     }
     backend = _CheckedBackend(addresses, phase_seconds, deadline)
-    try:
-        with (
-            httpcore.ConnectionPool(
-                ssl_context=network.get_tls_context(), network_backend=backend
-            ) as pool,
-            pool.stream(
-                method, _build_target(target), headers=list(all_headers.items()), content=content
-            ) as response,
-        ):
-            is_wanted = max_bytes and (
-                wanted_statuses is None or response.status in wanted_statuses
-            )
-            body = _read_body(response, max_bytes) if is_wanted else b""
-            return PublicAnswer(response.status, _decode_headers(response.headers), body)
-    except (OSError, httpcore.ProtocolError) as error:
-        raise OutboundFailed(type(error).__name__) from error
+    with (
+        httpcore.ConnectionPool(
+            ssl_context=network.get_tls_context(), network_backend=backend
+        ) as pool,
+        pool.stream(
+            method, _build_target(target), headers=list(all_headers.items()), content=content
+        ) as response,
+    ):
+        is_wanted = max_bytes and (wanted_statuses is None or response.status in wanted_statuses)
+        body = _read_body(response, max_bytes) if is_wanted else b""
+        return PublicAnswer(response.status, _decode_headers(response.headers), body)
 
 
 def _parse_url(text: str) -> httpx.URL:
-    """An absolute http or https address; raises OutboundFailed."""
+    """An absolute http or https address. Raises OutboundFailed, and what httpx does.
+
+    The host is looked at as it is sent: not every one that is served can be decoded.
+    """
     try:
         url = httpx.URL(text)
-    except (httpx.InvalidURL, ValueError) as error:
-        raise OutboundFailed(type(error).__name__) from error
-    if url.scheme not in {"http", "https"} or not url.host:
+    except httpx.InvalidURL:
+        url = httpx.URL(_encode_host(text))
+    if url.scheme not in {"http", "https"} or not url.raw_host:
         raise OutboundFailed("The address is not an http or https URL.")
+    if not all(map(_is_label, url.raw_host.rstrip(b".").split(b"."))):
+        raise OutboundFailed("The host has a label that no name can have.")
     return url
+
+
+def _is_label(label: bytes) -> bool:
+    """Whether a name may have a part like this: not empty, and readable if it is encoded.
+
+    More can be read than the newest rules for names allow, emoji for one, and it is served.
+    """
+    if not 1 <= len(label) <= MAX_LABEL_BYTES:
+        return False
+    if not label.lower().startswith(b"xn--"):
+        return True
+    try:
+        decoded = label[4:].decode("punycode")
+    except ValueError:
+        return False
+    return decoded.isprintable() and not decoded.isascii()
+
+
+def _encode_host(text: str) -> str:
+    """The address with its host in ASCII by the older rules for names, which know emoji. Raises
+    ValueError.
+    """
+    parts = urlsplit(text)
+    user, at, place = parts.netloc.rpartition("@")
+    host, colon, port = place.partition(":")
+    return parts._replace(netloc=f"{user}{at}{host.encode('idna').decode()}{colon}{port}").geturl()
 
 
 def _refuse_odd_spelling(text: str, network: Network) -> None:
@@ -270,7 +312,7 @@ def _resolve_until(resolve: Callable[[], Sequence[Address]], deadline: float) ->
     def look_up() -> None:
         try:
             answers.append(resolve())
-        except (OSError, ValueError):  # ValueError: a label that no name server can be asked for
+        except Exception:  # noqa: BLE001  a label that no name server can be asked for is a ValueError
             answers.append(())
         finally:
             _resolving.release()

@@ -294,7 +294,7 @@ def _translating(operation: str) -> Iterator[None]:
             raise ObjectMissing("The store has no such object.") from error
         _note_failure(operation, "refused", error_code=code)
         raise StoreUnavailable("The store refused.") from error
-    except BotoCoreError as error:
+    except (BotoCoreError, OSError, ValueError) as error:
         _note_failure(operation, "failed", error_code=type(error).__name__)
         raise StoreUnavailable("The store cannot be reached.") from error
     finally:

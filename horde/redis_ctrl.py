@@ -204,7 +204,7 @@ def listen(
     own.
 
     `handle_gap` is called whenever the subscription (re)starts, since messages before it may have
-    been missed. Neither may raise: that would end the subscription.
+    been missed. When either raises, the subscription starts again.
     """
     if _State.url is None:
         raise RuntimeError("Redis is not connected: call redis_ctrl.connect(config) first.")
@@ -213,7 +213,7 @@ def listen(
         while not stop.is_set():
             try:
                 _listen_once(client, channel, handle, handle_gap, stop)
-            except RedisError as error:
+            except Exception as error:  # noqa: BLE001  whoever listens would be deaf until a restart
                 logger.warning(
                     "horde.redis.subscription_lost", extra={"error_class": type(error).__name__}
                 )

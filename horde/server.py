@@ -48,7 +48,7 @@ from horde.database.fitness import check_database, open_session_engine
 from horde.database.kudos import get_fold_lag_seconds
 from horde.database.migrate import check_secret_key, require_current_schema
 from horde.exceptions import ServiceUnavailable
-from horde.logger import build_failure_fields, get_logger
+from horde.logger import build_failure_fields, get_logger, surviving
 from horde.parent import end_with_parent, limit_remaining_life
 from horde.telemetry import MetricsEndpoint, start_telemetry
 from horde.webhooks import start_webhooks
@@ -275,8 +275,9 @@ class HordeServer(BaseApplication):  # type: ignore[misc]
         end_with_parent(signal.SIGTERM)
         if self._endpoint is not None:
             worker.close_figures = self._endpoint.close
-        if telemetry := start_telemetry(self._config.otlp_endpoint, self._endpoint, SERVICE_NAME):
-            self._stop_calls.append(telemetry.stop)
+        with surviving("telemetry"):  # the API runs without them too
+            telemetry = start_telemetry(self._config.otlp_endpoint, self._endpoint, SERVICE_NAME)
+            self._stop_calls += [] if telemetry is None else [telemetry.stop]
 
     def start_threads(self, worker: JsonThreadWorker) -> None:
         """Once the application is made: the periodic jobs, the webhooks, the news about accounts,
@@ -302,7 +303,8 @@ class HordeServer(BaseApplication):  # type: ignore[misc]
     def stop_process(self, _arbiter: object, _worker: object) -> None:
         """After the last request of this process."""
         while self._stop_calls:
-            self._stop_calls.pop()()
+            with surviving("stop"):
+                self._stop_calls.pop()()
 
 
 def observe_fold_lag() -> list[Observation]:

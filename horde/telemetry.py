@@ -14,12 +14,14 @@ import json
 import os
 import shutil
 import socket
+import sys
 import tempfile
 import threading
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
@@ -37,13 +39,14 @@ from prometheus_client import (
 from prometheus_client.registry import Collector
 
 from horde.config import VERSION
-from horde.logger import get_logger
+from horde.logger import build_failure_fields, get_logger, surviving
 
 logger = get_logger(__name__)
 
 OTLP_PERIOD_MILLISECONDS = 15_000
 PEER_TIMEOUT_SECONDS = 1.0  # a process that is stuck is left out of a scrape
 SCRAPE_TIMEOUT_SECONDS = 5.0
+RETRY_SECONDS = 1.0
 PROCESS_LABEL = "process"
 
 type Snapshot = list[tuple[str, str, str, list[tuple[str, dict[str, str], float]]]]
@@ -138,7 +141,9 @@ def serve_metrics(endpoint: MetricsEndpoint, registry: CollectorRegistry) -> Non
     threading.Thread(
         target=_answer_peers, args=(peers, registry, _lock), name="metrics-peers", daemon=True
     ).start()
-    threading.Thread(target=server.serve_forever, name="metrics-scrapes", daemon=True).start()
+    threading.Thread(
+        target=_serve_scrapes, args=(server,), name="metrics-scrapes", daemon=True
+    ).start()
 
 
 def claim_slot(folder: Path) -> tuple[int, IO[bytes]]:
@@ -203,11 +208,31 @@ def _answer_peers(listener: socket.socket, registry: CollectorRegistry, _lock: I
     """Send this process's figures to whoever connects. Holds the slot's lock for as long as it
     runs.
     """
+    _repeat("metrics-peers", lambda: _answer_peer(listener, registry))
+
+
+def _answer_peer(listener: socket.socket, registry: CollectorRegistry) -> None:
+    peer, _ = listener.accept()
+    with peer, contextlib.suppress(OSError):  # who asked is gone
+        peer.settimeout(PEER_TIMEOUT_SECONDS)
+        peer.sendall(json.dumps(build_snapshot(registry.collect())).encode())
+
+
+def _serve_scrapes(server: ThreadingHTTPServer) -> None:
+    _repeat("metrics-scrapes", server.serve_forever)
+
+
+def _repeat(work: str, step: Callable[[], object]) -> NoReturn:
+    """Take one step after the other for as long as the process lives, with a pause after one that
+    failed.
+    """
     while True:
-        peer, _ = listener.accept()
-        with peer, contextlib.suppress(OSError):
-            peer.settimeout(PEER_TIMEOUT_SECONDS)
-            peer.sendall(json.dumps(build_snapshot(registry.collect())).encode())
+        has_failed = True
+        with surviving(work):
+            step()
+            has_failed = False
+        if has_failed:
+            time.sleep(RETRY_SECONDS)
 
 
 class _MergedCollector(Collector):
@@ -218,6 +243,16 @@ class _MergedCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         return merge_snapshots(collect_snapshots(self._folder))
+
+
+class _ScrapeServer(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Log what ended an answer; the library would print it with the address that asked."""
+        error = sys.exception()
+        if error is not None and not isinstance(error, OSError):  # who asked is gone
+            logger.error("horde.metrics.scrape_failed", extra=build_failure_fields(error))
 
 
 def _build_scrape_server(endpoint: MetricsEndpoint) -> ThreadingHTTPServer:
@@ -239,10 +274,7 @@ def _build_scrape_server(endpoint: MetricsEndpoint) -> ThreadingHTTPServer:
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  the name the library calls it by
             """Nothing: a scrape every few seconds is no event."""
 
-    server = ThreadingHTTPServer(
-        endpoint.listener.getsockname(), ScrapeHandler, bind_and_activate=False
-    )
+    server = _ScrapeServer(endpoint.listener.getsockname(), ScrapeHandler, bind_and_activate=False)
     server.socket.close()
     server.socket = endpoint.listener
-    server.daemon_threads = True
     return server

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from horde import metrics
-from horde.logger import get_logger
+from horde.logger import get_logger, surviving
 from horde.outbound import INTERNET, AddressRefused, Network, OutboundFailed, send_public_request
 
 logger = get_logger(__name__)
@@ -89,7 +89,10 @@ class WebhookSender:
 
     def _send_until_stopped(self) -> None:
         while (delivery := self._take()) is not None:
-            count(deliver(delivery, self._network))
+            outcome = WebhookOutcome.FAILED
+            with surviving("webhook"):
+                outcome = deliver(delivery, self._network)
+            count(outcome)
 
     def _take(self) -> Delivery | None:
         """The next delivery, waiting for one; None when it is time to end."""

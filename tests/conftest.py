@@ -5,6 +5,7 @@ asked for.
 
 import logging
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,9 +66,9 @@ def _restore_logging() -> Iterator[None]:
     must not write to.
     """
     root, horde = logging.getLogger(), logging.getLogger("horde")
-    before = root.handlers[:], root.level, horde.level
+    before = root.handlers[:], root.level, horde.level, threading.excepthook
     yield
-    root.handlers[:], root.level, horde.level = before
+    root.handlers[:], root.level, horde.level, threading.excepthook = before
 
 
 @pytest.fixture(scope="session")

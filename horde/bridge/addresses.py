@@ -20,7 +20,7 @@ def parse_address(text: str, option: str, *endings: str) -> str:
         url = httpx.URL(address)
     except (httpx.InvalidURL, UnicodeError, ValueError):
         url = httpx.URL("")
-    if url.scheme not in ("http", "https") or not url.host or url.query or url.fragment:
+    if url.scheme not in ("http", "https") or not url.raw_host or url.query or url.fragment:
         raise ValueError(f"{option} is an address such as http://127.0.0.1:8080.")
     address = address.rstrip("/")
     for ending in endings:
@@ -41,7 +41,7 @@ def parse_key(text: str | None, option: str) -> str | None:
 
 def trusts_environment(address: str) -> bool:
     """Whether a proxy of the environment is for this address: never for this machine itself."""
-    host = httpx.URL(address).host
+    host = httpx.URL(address).raw_host.decode("ascii")
     try:
         return not ip_address(host).is_loopback
     except ValueError:

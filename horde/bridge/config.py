@@ -15,6 +15,7 @@ BRIDGE_AGENT_NAME = "Horde Bridge"
 DEFAULT_BRIDGE_AGENT = f"{BRIDGE_AGENT_NAME}:1:https://bridge.invalid"
 
 DEFAULT_MAX_LENGTH_TOKENS = 1024
+MAX_TOKENS = 1_048_576  # the longest context a horde knows
 # Short enough for the stop time-outs of service managers, long enough for most replies.
 DEFAULT_GRACE_SECONDS = 30.0
 
@@ -78,8 +79,8 @@ class BridgeConfig:
             ("max-length", self.max_length),
             ("max-context-length", self.max_context_length),
         ):
-            if tokens is not None and tokens < 1:
-                raise ValueError(f"{name} is at least 1.")
+            if tokens is not None and not 1 <= tokens <= MAX_TOKENS:
+                raise ValueError(f"{name} lies between 1 and {MAX_TOKENS}.")
         if self.tools_max_temperature is not None and not 0 <= self.tools_max_temperature <= 100:
             raise ValueError("tools-max-temperature is a number that is not negative.")
         if not 0 <= self.grace_seconds <= 86_400:
@@ -89,5 +90,7 @@ class BridgeConfig:
                 "An image-transport of url or base64 is needed: messages_url alone brings no"
                 " images."
             )
-        if self.bridge_agent.count(":") < 2 or not self.bridge_agent.isascii():
+        if self.bridge_agent.count(":") < 2 or not (
+            self.bridge_agent.isascii() and self.bridge_agent.isprintable()
+        ):
             raise ValueError("bridge-agent has three parts in plain letters, name:version:url.")

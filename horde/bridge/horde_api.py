@@ -4,7 +4,7 @@
 import httpx
 
 from horde.bridge.addresses import trusts_environment
-from horde.bridge.refusals import JsonObject, parse_json, parse_retry_after
+from horde.bridge.refusals import JsonObject, describe_failure, parse_json, parse_retry_after
 from horde.logger import get_logger
 
 POP_TIMEOUT_SECONDS = 60.0  # a busy horde may hold a pop for some 40 s
@@ -141,7 +141,7 @@ class HordeApi:
         try:
             return self._client.send(request, follow_redirects=True)
         except httpx.HTTPError as error:
-            raise HordeUnavailable(f"{type(error).__name__}: {error}") from error
+            raise HordeUnavailable(describe_failure(error)) from error
 
     def _post(self, path: str, body: JsonObject, timeout_seconds: float) -> JsonObject:
         timeout = httpx.Timeout(
@@ -150,7 +150,7 @@ class HordeApi:
         try:
             response = self._client.post(self._url + path, json=body, timeout=timeout)
         except httpx.HTTPError as error:
-            raise HordeUnavailable(f"{type(error).__name__}: {error}") from error
+            raise HordeUnavailable(describe_failure(error)) from error
         answer = parse_json(response.content)
         if response.is_success and isinstance(answer, dict):
             return answer

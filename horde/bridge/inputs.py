@@ -126,6 +126,9 @@ class InputFetcher:
                     url = _require_next_url(url, response)
             except httpx.HTTPError as error:
                 raise _Unavailable(type(error).__name__) from error
+            # The library looks at where a redirect leads, and cannot decode every host.
+            except (httpx.InvalidURL, ValueError) as error:
+                raise InputUnavailable(f"no usable address: {type(error).__name__}") from None
         raise InputUnavailable("too many redirects")
 
 
@@ -201,7 +204,7 @@ def _require_url(url: object) -> httpx.URL:
         parsed = httpx.URL(url if isinstance(url, str) else "")
     except (httpx.InvalidURL, UnicodeError, ValueError):
         parsed = httpx.URL("")
-    if parsed.scheme not in ("http", "https") or not parsed.host:
+    if parsed.scheme not in ("http", "https") or not parsed.raw_host:
         raise InputUnavailable("no http address")
     return parsed
 

@@ -27,7 +27,6 @@ from horde.bridge.popping import EXIT_REFUSED, EXIT_STOPPED, EXIT_USAGE, NotAske
 from horde.bridge.probe import ProbeError, WrongOption
 from horde.bridge.progress import JobAbandoned
 from horde.bridge.refusals import BackendUnavailable, JsonObject
-from horde.bridge.streaming import UNREADABLE_ERRORS
 from horde.bridge.submitting import RunningJob, Submitter
 from horde.logger import get_logger
 
@@ -112,22 +111,16 @@ class Bridge:
     # What follows runs in the serving threads.
 
     def _serve(self) -> None:
-        """Pop and serve until the bridge stops. A thread that dies of a bug ends the bridge, for
-        its supervisor to restart.
-        """
+        """Pop and serve until the bridge stops, whatever goes wrong on the way."""
         streaks = _Streaks()
-        try:
-            while not self._stopping.is_set():
-                try:
-                    self._serve_once(streaks)
-                except UNREADABLE_ERRORS as error:  # an answer of a shape nobody foresaw
-                    streaks.failures += 1
-                    name = type(error).__name__
-                    logger.error("horde.bridge.answer_unreadable", extra={"error": name})
-                    self._pause(compute_retry_seconds(streaks.failures))
-        finally:
-            if not self._stopping.is_set():
-                self.stop(EXIT_REFUSED)
+        while not self._stopping.is_set():
+            try:
+                self._serve_once(streaks)
+            except Exception as error:  # noqa: BLE001  an answer of a shape nobody foresaw
+                streaks.failures += 1
+                name = type(error).__name__
+                logger.error("horde.bridge.answer_unreadable", extra={"error": name})
+                self._pause(compute_retry_seconds(streaks.failures))
 
     def _serve_once(self, streaks: _Streaks) -> None:
         """One pop, and the job if there is one."""
@@ -193,7 +186,7 @@ class Bridge:
         except BackendUnavailable as error:
             logger.error("horde.bridge.backend_failed", extra={**fields, "error": str(error)})
             return job.build_fault(ChatFaultReason.GENERATION_ERROR), True
-        except UNREADABLE_ERRORS as error:
+        except Exception as error:  # noqa: BLE001
             # A payload or an answer of a shape nobody foresaw. Only the kind is logged: the message
             # may quote the request.
             logger.error(

@@ -12,9 +12,8 @@ from horde.bridge.config import BridgeConfig
 from horde.bridge.declaration import describe_refusing, explain_gaps
 from horde.bridge.pace import compute_retry_seconds
 from horde.bridge.plan import ServingPlan
-from horde.bridge.probe import WrongOption, build_serving_plan
+from horde.bridge.probe import ProbeError, WrongOption, build_serving_plan
 from horde.bridge.refusals import BackendRefusal, BackendUnavailable
-from horde.bridge.streaming import UNREADABLE_ERRORS
 from horde.logger import get_logger
 
 PROBE_AGAIN_SECONDS = 60.0  # an idle backend that was restarted is noticed within a minute
@@ -58,6 +57,8 @@ class Planner:
                         raise
                     failures += 1
                     self._wait(str(error), failures)
+                except ProbeError:
+                    raise
                 except BackendRefusal as refusal:
                     failures += 1
                     words = refusal.describe(self._backend.secrets)
@@ -65,7 +66,7 @@ class Planner:
                 except BackendUnavailable as error:
                     failures += 1
                     self._wait(str(error), failures)
-                except UNREADABLE_ERRORS as error:
+                except Exception as error:  # noqa: BLE001  a shape nobody foresaw
                     failures += 1
                     self._wait(f"an unreadable answer: {type(error).__name__}", failures)
                 else:

@@ -137,7 +137,16 @@ def write_body(body: JsonObject | None) -> JsonObject:
 
 def build_unavailable(error: Exception) -> BackendUnavailable:
     """What the HTTP library found, in words for the log."""
-    return BackendUnavailable(f"{type(error).__name__}: {error}"[:LOGGED_CHARACTERS])
+    return BackendUnavailable(describe_failure(error))
+
+
+def describe_failure(error: Exception) -> str:
+    """The class of an error of the HTTP library, and its words where they are about the network:
+    those about the protocol may repeat a header, such as the key.
+    """
+    name = type(error).__name__
+    is_of_network = isinstance(error, httpx.NetworkError | httpx.TimeoutException)
+    return f"{name}: {error}"[:LOGGED_CHARACTERS] if is_of_network else name
 
 
 def read_refusal(response: httpx.Response, content: bytes) -> BackendRefusal:

@@ -11,15 +11,13 @@ import time
 from horde.bridge.chat_stream import ChatStream
 from horde.bridge.lease import LEASE_MARGIN_SECONDS, MIN_BACKEND_SECONDS, Lease
 from horde.bridge.progress import ProgressPoster, Written
-from horde.bridge.refusals import BackendRefusal, BackendUnavailable
+from horde.bridge.refusals import BackendUnavailable
 from horde.bridge.streamed_reply import StreamedReply
 
 # Between two chunks once text has come; the prompt before it may take as long as the lease.
 STALL_SECONDS = 60.0
 # For the counts after a finish reason, from a backend that never ends its stream.
 FINISH_SECONDS = 3.0
-# A chunk of a shape nobody foresaw, met by the reading thread and raised in the job's.
-UNREADABLE_ERRORS = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 class StreamedGeneration:
@@ -80,7 +78,7 @@ class StreamedGeneration:
                     self._last_chunk = time.monotonic()
                     self._changed.notify()
             is_complete = True
-        except (BackendRefusal, BackendUnavailable, *UNREADABLE_ERRORS) as caught:
+        except Exception as caught:  # noqa: BLE001  whatever it was is raised in the job's thread
             error = caught
         finally:
             with self._changed:

@@ -34,6 +34,7 @@ from horde.logger import configure_logging
 
 KEY_VARIABLE = "HORDE_BRIDGE_KEY"
 BACKEND_KEY_VARIABLE = "HORDE_BRIDGE_BACKEND_KEY"
+KEY_OPTIONS = ("--key", "--backend-key")
 EXIT_USAGE = 2
 
 

@@ -11,7 +11,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Collection, MutableMapping, Sequence
 
 # Imported for what it does to loguru, which has to come before any command imports the SDK.
 import horde.logger  # noqa: F401  imported for its effect
@@ -67,7 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog=f"horde {command}", description=COMMANDS[command])
     module.add_arguments(parser)
     try:
-        exit_code: int = module.run(parser.parse_args(given[1:]))
+        words = join_keys(given[1:], getattr(module, "KEY_OPTIONS", ()))
+        exit_code: int = module.run(parser.parse_args(words))
     except ConfigError as error:
         print(f"horde {command}: {error}", file=sys.stderr)
         return EXIT_USAGE
@@ -91,6 +92,19 @@ def keep_loopback_direct(environment: MutableMapping[str, str]) -> None:
         known = [word.strip() for word in environment.get(name, "").split(",") if word.strip()]
         missing = [host for host in LOOPBACK_NAMES if host not in known]
         environment[name] = ",".join(known + missing)
+
+
+def join_keys(words: Sequence[str], options: Collection[str]) -> list[str]:
+    """The words with the key after each of these options joined to it: one key in sixty-four begins
+    with a dash, and would be taken for an option.
+    """
+    joined: list[str] = []
+    for word in words:
+        if joined and joined[-1] in options:
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -36,13 +37,14 @@ from horde.classes.kobold.waiting_prompt import (
     OperationKeyClaim,
     TextWaitingPrompt,
     build_sent_columns,
+    delete_stored_chat_images,
 )
 from horde.classes.kobold.worker import TextRequestFacts
 from horde.database.kudos import append_movements, release_hold
 from horde.database.styles import FoundStyle, count_use
 from horde.database.text_functions import TEXT_FAMILY, is_live
 from horde.database.users import Caller, charge_shared_key
-from horde.db import insert_rows, table_of
+from horde.db import after_commit, insert_rows, table_of
 from horde.exceptions import NotFound, TooManyRequests
 from horde.return_codes import ReturnCode
 
@@ -298,12 +300,17 @@ def delete_inactive_request(
     session: Session, wp_id: UUID, now: datetime, *, object_keys: Sequence[str] | None = None
 ) -> None:
     """Take back a request that was never shown: its row and its hold, then its objects, as if it
-    had not been sent.
+    had not been sent. One that workers see is left alone.
 
     `object_keys` are those that may be stored, when that is not all the row names.
     """
-    TextWaitingPrompt.delete(session, [wp_id], only_inactive=True, object_keys=object_keys)
+    named_by_row = None if object_keys is None else ()
+    TextWaitingPrompt.delete(session, [wp_id], only_inactive=True, object_keys=named_by_row)
+    if session.scalar(select(requests.c.id).where(requests.c.id == wp_id)) is not None:
+        return
     release_hold(session, upfront_hold_id(wp_id), now)
+    if object_keys:
+        after_commit(session, partial(delete_stored_chat_images, list(object_keys)))
 
 
 def cancel_text_request(session: Session, wp_id: UUID, now: datetime) -> bool:

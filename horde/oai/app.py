@@ -5,6 +5,7 @@ errors.
 Source: docs/reference/chat_front.md.
 """
 
+import asyncio
 import contextlib
 import re
 import time
@@ -525,6 +526,13 @@ def _build_hub(config: FrontConfig) -> SignalHub:
     return PollingHub() if config.redis_url is None else RedisHub(config.redis_url)
 
 
+def _log_failed_task(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Say what nobody waited for; asyncio's own words hold the error's text."""
+    error = context.get("exception")
+    fields = {} if error is None else build_failure_fields(error)
+    logger.error("horde.oai.task_failed", extra=fields)
+
+
 async def _refuse_unknown_route(scope: Scope, _receive: Receive, _send: Send) -> None:
     message = build_unknown_url_message(scope.get("method", ""), scope["path"])
     raise RequestRefused("unknown_url", message, status=404)
@@ -548,6 +556,7 @@ class _Front:
                 "horde.oai.no_passkey",
                 extra={"effect": "all clients of this front share its limits by address"},
             )
+        asyncio.get_running_loop().set_exception_handler(_log_failed_task)
         await self._hub.start()
         try:
             yield

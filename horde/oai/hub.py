@@ -444,8 +444,8 @@ class _StreamGroup:
                     await asyncio.sleep(NUDGE_RETRY_SECONDS)
         except ResponseError:
             self._connection_id = None  # not allowed: short reads from now on
-        except (RedisError, OSError, TimeoutError):
-            pass  # the read ends by itself
+        except Exception as error:  # noqa: BLE001  the read ends by itself
+            logger.debug("horde.oai.nudge_failed", extra={"error_class": type(error).__name__})
 
     async def _run(self) -> None:
         """Read for as long as there may be members."""
@@ -551,7 +551,7 @@ async def _connect(connection: AbstractConnection) -> None:
 
 
 async def _disconnect(connection: AbstractConnection) -> None:
-    with contextlib.suppress(RedisError, OSError):
+    with contextlib.suppress(Exception):  # whatever it was: the next connection is a new one
         await connection.disconnect(nowait=True)
 
 

@@ -34,6 +34,7 @@ from horde.classes.kobold.waiting_prompt import (
 )
 from horde.database import caches
 from horde.db import require_engine, transaction
+from horde.exceptions import ServiceUnavailable
 from horde.outbound import Network
 from tests.integration._fake_chat_worker import ChatHorde, chat_horde, start_anew
 from tests.integration.rows import make_user
@@ -344,6 +345,11 @@ def test_more_than_twenty_images_are_refused_for_everybody(horde: ChatHorde) -> 
             "http://169.254.169.254/latest/meta-data", "SourceImageUrlRefused", id="metadata"
         ),
         pytest.param("http://0177.0.0.2/", "SourceImageUrlRefused", id="octal"),
+        pytest.param("http://xn--a/x.png", "SourceImageUrlInvalid", id="undecodable host"),
+        pytest.param("https://.example/x.png", "SourceImageUrlInvalid", id="empty label"),
+        pytest.param(
+            "{host}/redirect/http://xn--a/x.png", "SourceImageUrlInvalid", id="undecodable hop"
+        ),
         pytest.param(
             "{host}/redirect/http://private.example/", "SourceImageUrlRefused", id="private hop"
         ),
@@ -600,6 +606,49 @@ def test_a_failed_activation_leaves_no_object(
     monkeypatch.setattr(_text_generate, "activate_text_request", lambda *_args, **_kwargs: False)
     assert horde.submit(messages=with_images(PICTURE), max_tokens=64).status_code == 503
     assert list_stored() == []
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        (_chat_images, "encode_chat_image"),
+        (kobold, "upload_source_image"),
+        (_text_generate, "activate_text_request"),
+    ],
+)
+def test_whatever_ends_a_submit_before_its_activation_takes_everything_back(
+    horde: ChatHorde, monkeypatch: pytest.MonkeyPatch, module: Any, name: str
+) -> None:
+    """Errors that nobody foresaw, at each step between the two transactions."""
+    forget_postings()
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("unforeseen")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, name, fail)
+        answer = horde.submit(messages=with_images(PICTURE, PICTURE), max_tokens=64)
+    assert (answer.status_code, answer.json) == (500, {"message": "Internal Server Error"})
+    check_nothing_left(horde)
+
+
+def test_a_request_whose_activation_was_answered_too_late_is_not_taken_back(
+    horde: ChatHorde, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection may break after the commit: workers see the request then."""
+    activate = _text_generate.run_transaction
+
+    def lose_the_answer(work: Any) -> Any:
+        answer = activate(work)
+        if answer is True:
+            raise ServiceUnavailable("The database cannot be reached. Try again later.")
+        return answer
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_text_generate, "run_transaction", lose_the_answer)
+        answer = horde.submit(messages=with_images(PICTURE), max_tokens=64)
+    assert answer.status_code == 503
+    assert (count_rows()[0], len(list_stored())) == (1, 1)
 
 
 @pytest.mark.race

@@ -52,4 +52,6 @@ def test_an_exception_comes_along() -> None:
         raise ValueError("broken")
     except ValueError:
         get_logger("horde.test").exception("horde.thing.failed")
-    assert "ValueError: broken" in json.loads(stream.getvalue())["exception"]
+    event = json.loads(stream.getvalue())
+    assert event["error_class"] == "builtins.ValueError"
+    assert "raise ValueError" in event["stack"]

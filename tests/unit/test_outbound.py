@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from horde import outbound
 from horde.outbound import (
@@ -24,6 +26,7 @@ from horde.outbound import (
     Network,
     OutboundFailed,
     PublicAnswer,
+    fetch_text,
     is_public,
     resolve_host,
     send_public_request,
@@ -198,6 +201,70 @@ def test_a_proxy_of_the_environment_is_not_used(
 def test_an_address_of_another_form_fails(url: str) -> None:
     with pytest.raises(OutboundFailed):
         ask(url, loopback_network())
+
+
+@pytest.mark.parametrize(
+    "host", ["xn--a", "xn--", "xn--a.example", "xn--ls8h.xn--a", ".example", "a..b", "xn--0.com"]
+)
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_host_that_no_library_can_decode_fails_like_any_other(scheme: str, host: str) -> None:
+    with pytest.raises(OutboundFailed) as failed:
+        ask(f"{scheme}://{host}/x.png", loopback_network())
+    assert host not in str(failed.value)
+    with pytest.raises(OutboundFailed):
+        fetch_text(f"{scheme}://{host}:1/", timeout_seconds=2, max_bytes=100)
+
+
+@given(
+    host=st.one_of(
+        st.text(max_size=20),
+        st.text("xn-.a1%[]:@\\/?#😀é。", max_size=20),
+        st.text(max_size=20).map("xn--".__add__),
+    )
+)
+def test_no_host_raises_anything_but_a_failure(host: str) -> None:
+    with pytest.raises(OutboundFailed):
+        ask(f"http://{host}/x", Network(resolve=lambda _host, _port: []))
+
+
+@pytest.mark.parametrize(
+    ("host", "sent"),
+    [
+        ("xn--ls8h.example", "xn--ls8h.example"),
+        ("xn--i-7iq.example", "xn--i-7iq.example"),
+        ("💩.example", "xn--ls8h.example"),
+        ("bücher.example", "xn--bcher-kva.example"),
+    ],
+)
+def test_emoji_and_other_names_beyond_ascii_are_asked(
+    server: ThreadingHTTPServer, host: str, sent: str
+) -> None:
+    asked: list[str] = []
+
+    def resolve(name: str, _port: int) -> list[Any]:
+        asked.append(name)
+        return [LOOPBACK]
+
+    url = f"http://{host}:{server.server_port}/200"
+    assert ask(url, loopback_network(resolve=resolve)).status == 200
+    assert asked == [sent]
+    assert list_seen(server)[0]["host"] == f"{sent}:{server.server_port}"
+
+
+def test_a_redirect_to_a_host_that_cannot_be_decoded_is_a_failure_of_the_fetch(
+    server: ThreadingHTTPServer,
+) -> None:
+    """The library builds the next request of a redirect although it is not followed."""
+
+    def do_get(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(302)
+        handler.send_header("Location", "http://xn--a/")
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
+
+    server.RequestHandlerClass.do_GET = do_get  # type: ignore[attr-defined]
+    with pytest.raises(OutboundFailed):
+        fetch_text(f"http://127.0.0.1:{server.server_port}/", timeout_seconds=2, max_bytes=100)
 
 
 def test_an_address_of_megabytes_fails_before_its_host_is_looked_at(

@@ -9,7 +9,7 @@ import pytest
 
 from horde import webhooks
 from horde.outbound import Network
-from horde.webhooks import Delivery, WebhookOutcome, WebhookSender, deliver
+from horde.webhooks import SENDER_COUNT, Delivery, WebhookOutcome, WebhookSender, deliver
 from tests.unit.test_outbound import list_seen, loopback_network, running_server
 
 
@@ -70,6 +70,46 @@ def test_the_sender_delivers_what_is_queued_before_it_stops(
     assert [json.loads(seen["body"]) for seen in list_seen(server)] == [
         {"text": "Straße ?", "kudos": 1.5}
     ] * 3
+
+
+def test_hosts_that_cannot_be_decoded_end_no_delivery_but_their_own(
+    server: ThreadingHTTPServer, outcomes: list[WebhookOutcome]
+) -> None:
+    """As many as would end each thread several times over."""
+    sender = WebhookSender(loopback_network())
+    sender.start()
+    for _ in range(4 * SENDER_COUNT):
+        sender.queue(Delivery("https://xn--a/hook", b"{}"))
+    sender.queue(Delivery(f"http://hook.example:{server.server_port}/200", b"{}"))
+    sender.stop()
+    assert outcomes.count(WebhookOutcome.FAILED) == 4 * SENDER_COUNT
+    assert outcomes.count(WebhookOutcome.DELIVERED) == 1
+
+
+def test_an_error_that_nobody_foresaw_ends_one_delivery_and_is_logged_without_its_text(
+    server: ThreadingHTTPServer,
+    outcomes: list[WebhookOutcome],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    sent = webhooks.deliver
+
+    def fail_first(delivery: Delivery, network: Network) -> WebhookOutcome:
+        if delivery.url == "https://fails.example":
+            raise RuntimeError(delivery.url)
+        return sent(delivery, network)
+
+    monkeypatch.setattr(webhooks, "deliver", fail_first)
+    sender = WebhookSender(loopback_network())
+    sender.start()
+    for _ in range(2 * SENDER_COUNT):
+        sender.queue(Delivery("https://fails.example", b"{}"))
+    sender.queue(Delivery(f"http://hook.example:{server.server_port}/200", b"{}"))
+    sender.stop()
+    assert outcomes.count(WebhookOutcome.DELIVERED) == 1
+    assert caplog.messages.count("horde.thread.survived") == 2 * SENDER_COUNT
+    assert all(record.error_class == "builtins.RuntimeError" for record in caplog.records)  # type: ignore[attr-defined]
+    assert all("fails.example" not in str(vars(record)) for record in caplog.records)
 
 
 def test_a_full_queue_drops_and_counts(outcomes: list[WebhookOutcome]) -> None:

@@ -3,14 +3,14 @@
 refuse.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from horde.apis.requests import get_client_address, get_client_agent, get_config, is_proxied
@@ -18,7 +18,6 @@ from horde.classes.kobold.pricing import compute_activation_tax, round_quote
 from horde.classes.kobold.waiting_prompt import (
     OperationKeyClaim,
     TextWaitingPrompt,
-    delete_stored_chat_images,
 )
 from horde.classes.kobold.worker import TextRequestFacts
 from horde.database.addresses import check_address_timeout
@@ -49,6 +48,7 @@ from horde.database.text_requests import (
 from horde.db import run_transaction
 from horde.exceptions import BadRequest, Forbidden, ServiceUnavailable
 from horde.limiter import whitelist_address
+from horde.logger import surviving
 from horde.return_codes import ReturnCode
 
 MAX_CLIENT_AGENT_LENGTH = 1000
@@ -221,17 +221,31 @@ def store(session: Session, stored: StoredRequest, content: RequestContent, now:
     insert_text_request(session, stored.id, new, now)
 
 
-def activate(
-    stored: StoredRequest,
-    *,
-    claim: OperationKeyClaim | None,
-    now: datetime,
-    object_keys: Sequence[str] = (),
-) -> None:
+@contextmanager
+def taking_back(stored: StoredRequest, now: datetime) -> Iterator[list[str]]:
+    """However the block ends without having activated the stored request: take back its row, its
+    hold and its objects, and raise what ended it.
+
+    The block notes in the list each key that it sends to the store. No key that was never sent is
+    deleted: a long outage would fill the retry set with them. What cannot be taken back now, the
+    cleaner takes.
+    """
+    sent: list[str] = []
+    try:
+        yield sent
+    except BaseException:
+        with surviving("taking back a request"):
+            run_transaction(
+                partial(delete_inactive_request, wp_id=stored.id, now=now, object_keys=sent)
+            )
+        raise
+
+
+def activate(stored: StoredRequest, *, claim: OperationKeyClaim | None, now: datetime) -> None:
     """Show the stored request to the workers, in a transaction of its own that a deadlock repeats.
 
-    `object_keys` are what the store has of it. Raises IntegrityError when another request of the
-    user claimed the key first; the row, its hold and its objects are then gone.
+    Call it in a block of `taking_back`. Raises IntegrityError when another request of the user
+    claimed the key first.
     """
     submitter = stored.admission.submitter
 
@@ -250,15 +264,7 @@ def activate(
             now=now,
         )
 
-    try:
-        is_active = run_transaction(work)
-    except IntegrityError:
-        run_transaction(partial(delete_inactive_request, wp_id=stored.id, now=now))
-        raise
-    if not is_active:
-        # The cleaner took the row for abandoned, perhaps before all of them were stored.
-        if object_keys:
-            delete_stored_chat_images(object_keys)
+    if not run_transaction(work):  # the cleaner took the row for abandoned
         raise ServiceUnavailable("The request could not be queued. Try again.")
     remember_availability(stored.id, stored.admission.facts, stored.availability)
 

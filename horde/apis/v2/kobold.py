@@ -67,7 +67,6 @@ from horde.database.text_admission import UNKNOWN_KEY, Submitter
 from horde.database.text_functions import find_chat_operation_claim, is_chat_model_served
 from horde.database.text_jobs import JobFacts, find_job, show_fake_as_real
 from horde.database.text_requests import (
-    delete_inactive_request,
     mark_messages_offloaded,
     require_worker_ids,
 )
@@ -186,7 +185,8 @@ class TextAsyncGenerate(Resource):
                 ),
                 now,
             )
-        generate.activate(stored, claim=None, now=now)
+        with generate.taking_back(stored, now):
+            generate.activate(stored, claim=None, now=now)
         return generate.build_accepted(stored, is_raid=is_raid), 202
 
 
@@ -270,10 +270,16 @@ class ChatAsyncGenerate(Resource):
             content = chatting.build_content(chat, sized, stored.id, worker_ids)
             generate.store(session, stored, content, now)
         chatting.count_adjustments(chat, sized)
-        jpegs = self.load_chat_images(stored, images, content.messages or [], cap_bytes, now)
-        object_keys = self.store_objects(stored, content.messages or [], jpegs, now)
-        repeated = self.activate_waiting_prompt(stored, submitter, claim, now, object_keys)
-        if repeated is not None:
+        messages = content.messages or []
+        try:
+            with generate.taking_back(stored, now) as sent:
+                jpegs = self.load_chat_images(stored.id, images, messages, cap_bytes)
+                self.store_objects(stored.id, messages, jpegs, sent)
+                self.activate_waiting_prompt(stored, claim, now)
+        except IntegrityError:
+            repeated = self.find_winner(submitter, claim)
+            if repeated is None:
+                raise
             return repeated, 200
         return generate.build_accepted(stored, is_raid=is_raid), 202
 
@@ -304,45 +310,34 @@ class ChatAsyncGenerate(Resource):
 
     @staticmethod
     def load_chat_images(
-        stored: generate.StoredRequest,
+        wp_id: UUID,
         images: Sequence[SubmittedImage],
         messages: Sequence[dict[str, Any]],
         cap_bytes: int,
-        now: datetime,
     ) -> dict[str, bytes]:
-        """The images of an inactive request as they will be stored, by key; a refused one takes the
-        request back.
+        """The images of an inactive request as they will be stored, by key.
 
         `messages` are as stored. Takes seconds, so no transaction is open. Raises
         ChatRequestRefused, RequestTooLarge, ServiceUnavailable.
         """
-        try:
-            jpegs = picturing.load_images(images, stored.id, cap_bytes=cap_bytes)
-            picturing.check_inlined_size(messages, jpegs)
-            return jpegs
-        except HordeError:
-            # Nothing is stored yet.
-            run_transaction(
-                partial(delete_inactive_request, wp_id=stored.id, now=now, object_keys=())
-            )
-            raise
+        jpegs = picturing.load_images(images, wp_id, cap_bytes=cap_bytes)
+        picturing.check_inlined_size(messages, jpegs)
+        return jpegs
 
     @classmethod
     def store_objects(
         cls,
-        stored: generate.StoredRequest,
+        wp_id: UUID,
         messages: list[dict[str, Any]],
         jpegs: Mapping[str, bytes],
-        now: datetime,
-    ) -> list[str]:
-        """Put the images and the offloaded messages of an inactive request into the store; the
-        keys.
+        sent: list[str],
+    ) -> None:
+        """Put the images and the offloaded messages of an inactive request into the store, and note
+        in `sent` each key that was sent.
 
-        `messages` are as stored, `jpegs` by key. When the store is away the request is taken back
-        with whatever was stored of it, and nothing is charged. Raises ServiceUnavailable then.
+        `messages` are as stored, `jpegs` by key. Raises ServiceUnavailable when the store is away.
         """
-        offload = cls.prepare_messages_offload(stored.id, messages, jpegs)
-        sent: list[str] = []
+        offload = cls.prepare_messages_offload(wp_id, messages, jpegs)
         try:
             cls.upload_source_images(jpegs, sent)
             if offload is not None:
@@ -351,14 +346,9 @@ class ChatAsyncGenerate(Resource):
         except StoreUnavailable as error:
             if isinstance(error, StoreLeftAlone):
                 sent.pop()
-            # No key that was never sent: a long outage would fill the retry set with them.
-            run_transaction(
-                partial(delete_inactive_request, wp_id=stored.id, now=now, object_keys=sent)
-            )
             raise ServiceUnavailable(
                 STORE_AWAY, ReturnCode.CHAT_IMAGE_STORAGE_UNAVAILABLE
             ) from error
-        return [*jpegs, *([] if offload is None else [offload.key])]
 
     @staticmethod
     def prepare_messages_offload(
@@ -392,28 +382,19 @@ class ChatAsyncGenerate(Resource):
 
     @staticmethod
     def activate_waiting_prompt(
-        stored: generate.StoredRequest,
-        submitter: Submitter,
-        claim: OperationKeyClaim | None,
-        now: datetime,
-        object_keys: Sequence[str] = (),
-    ) -> dict[str, Any] | None:
-        """Activate a stored request; the loser of a race for its key gets the winner's answer, else
-        None.
+        stored: generate.StoredRequest, claim: OperationKeyClaim | None, now: datetime
+    ) -> None:
+        """Activate a stored request; raises IntegrityError for the loser of a race for its key."""
+        generate.activate(stored, claim=claim, now=now)
 
-        Whoever fails for good leaves none of `object_keys` behind.
-        """
-        try:
-            generate.activate(stored, claim=claim, now=now, object_keys=object_keys)
-        except IntegrityError:
-            if claim is None:
-                raise
-            with transaction() as session:
-                winner = find_chat_operation_claim(session, submitter.caller.id, claim.key)
-            if winner is None:
-                raise
-            return chatting.answer_repeat(winner, claim)
-        return None
+    @staticmethod
+    def find_winner(submitter: Submitter, claim: OperationKeyClaim | None) -> dict[str, Any] | None:
+        """What the loser of a race for its key is answered; None when there was no such race."""
+        if claim is None:
+            return None
+        with transaction() as session:
+            winner = find_chat_operation_claim(session, submitter.caller.id, claim.key)
+        return None if winner is None else chatting.answer_repeat(winner, claim)
 
 
 @namespace.route("/text/status/<string:id>")

@@ -301,3 +301,19 @@ def test_images_are_left_out_of_what_is_counted() -> None:
         *MESSAGES,
         {"role": "user", "content": [{"type": "text", "text": "What is it?"}]},
     ]
+
+
+@pytest.mark.parametrize("url", ["http://xn--a/a.jpg", "https://xn--/a.jpg", "http://a..b:1/x"])
+def test_a_host_that_cannot_be_decoded_is_an_input_that_cannot_be_had(url: str) -> None:
+    fetching = InputFetcher()
+    with pytest.raises(InputUnavailable) as refused:
+        fetching.fetch_messages(url)
+    fetching.close()
+    assert "xn--" not in str(refused.value)
+
+
+def test_a_redirect_to_such_a_host_is_one_too() -> None:
+    fetching, asked = fetcher(httpx.Response(302, headers={"Location": "https://xn--a/"}))
+    with pytest.raises(InputUnavailable):
+        fetching.fetch_messages(URL)
+    assert len(asked) == 1

@@ -8,7 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from horde.bridge import pace, planner, popping
+from horde.bridge import loop, pace, planner, popping
+from horde.bridge.jobs import Job
 from horde.bridge.loop import Bridge
 from horde.bridge.pace import compute_idle_seconds, compute_retry_seconds
 from horde.bridge.submitting import RunningJob
@@ -308,3 +309,20 @@ def test_the_log_holds_neither_key_nor_prompt_nor_reply(caplog: pytest.LogCaptur
     assert not any(
         secret in logged for secret in (KEY, "Name one colour", "Blue.", "Once", " and then")
     )
+
+
+def test_a_job_that_fails_in_a_way_nobody_foresaw_is_given_back_and_the_next_is_served(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    served = loop.serve_job
+
+    def fail_first(job: Job, *rest: Any) -> Any:
+        monkeypatch.setattr(loop, "serve_job", served)
+        raise RuntimeError("a prompt")
+
+    monkeypatch.setattr(loop, "serve_job", fail_first)
+    horde = horde_script(answer(chat_answer()), answer(chat_answer()))
+    assert run_until(submitted(horde, 2), horde) == 0
+    first, second = horde.bodies(SUBMIT)[:2]
+    assert (first["state"], second.get("state", "ok")) == ("faulted", "ok")
+    assert "a prompt" not in str([vars(record) for record in caplog.records])

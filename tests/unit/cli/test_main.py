@@ -156,3 +156,10 @@ def test_every_command_keeps_services_of_this_machine_direct(
 def test_the_version_needs_no_package_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["--version"]) == 0
     assert capsys.readouterr().out == f"horde {VERSION}\n"
+
+
+@pytest.mark.parametrize("key", ["-abc", "--key", "-"])
+def test_a_key_may_begin_with_a_dash(key: str) -> None:
+    words = main.join_keys(["--name", "w", "--key", key, "--threads", "2"], bridge.KEY_OPTIONS)
+    assert words == ["--name", "w", f"--key={key}", "--threads", "2"]
+    assert build_arguments(*words[2:]).key == key
