@@ -60,6 +60,8 @@ class Backend:
             limits=WITHOUT_KEEP_ALIVE,
         )
         self.refused_keys = RefusedKeys()
+        self.continues_texts = True
+        """Whether it has the route for text jobs, which many services have not; as far as known."""
         self._rest_lock = threading.Lock()
         self._rests_until = 0.0
 
@@ -107,7 +109,18 @@ class Backend:
 
     def complete(self, body: JsonObject, timeout_seconds: float) -> JsonObject:
         """Run a text completion; the answer as sent."""
-        return self._call("POST", f"{self._url}/completions", body, timeout_seconds)
+        try:
+            return self._call("POST", f"{self._url}/completions", body, timeout_seconds)
+        except BackendRefusal as refusal:
+            if refusal.status in NO_ROUTE_STATUSES and self.continues_texts:
+                self.continues_texts = False
+                logger.warning("horde.bridge.texts_not_continued", extra={"status": refusal.status})
+            raise
+
+    def forget_refusals(self) -> None:
+        """Ask for all again: the backend may be another one."""
+        self.refused_keys.clear()
+        self.continues_texts = True
 
     def rest(self, seconds: float) -> None:
         """Remember that the backend asked to be left alone for so long."""

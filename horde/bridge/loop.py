@@ -59,7 +59,7 @@ class Bridge:
         # its waiter.
         self._stops: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._stopping = threading.Event()
-        self._planner = Planner(backend, config, self._pause)
+        self._planner = Planner(backend, config, self._pause, self._leave)
         self._popper = Popper(horde, config, self._pause, self._end)
         self._running: set[RunningJob] = set()
         self._has_served = False
@@ -131,7 +131,9 @@ class Bridge:
             self._pause(rest)
             return
 
-        plan = plan.withhold(self._backend.refused_keys.features)
+        plan = plan.withhold(
+            self._backend.refused_keys.features, takes_text=self._backend.continues_texts
+        )
         try:
             answer = self._popper.pop(plan, streaks.failures)
         except NotAsked:

@@ -36,11 +36,14 @@ class ServingPlan:
     max_length: int
     declaration: ChatWorkerDeclaration
 
-    def withhold(self, features: Iterable[ChatFeature]) -> "ServingPlan":
-        """The plan without features that the backend turned out not to have."""
-        declaration = self.declaration
-        left = declaration.features - frozenset(features)
-        return replace(self, declaration=replace(declaration, features=left))
+    def withhold(self, features: Iterable[ChatFeature], *, takes_text: bool) -> "ServingPlan":
+        """The plan without features, and without text jobs beside chats, that the backend turned
+        out not to serve.
+        """
+        old = self.declaration
+        left = old.features - frozenset(features)
+        prompt_jobs = old.prompt_jobs and (takes_text or not old.chat_jobs)
+        return replace(self, declaration=replace(old, features=left, prompt_jobs=prompt_jobs))
 
     def build_pop_body(self, config: BridgeConfig) -> JsonObject:
         """The body of every pop. The text limits and the chat limits are the same numbers, but

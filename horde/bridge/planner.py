@@ -16,19 +16,30 @@ from horde.bridge.probe import ProbeError, WrongOption, build_serving_plan
 from horde.bridge.refusals import BackendRefusal, BackendUnavailable
 from horde.logger import get_logger
 
+LOST_FAILURES = 5  # some 15 s; a restart with a small model is over by then
 PROBE_AGAIN_SECONDS = 60.0  # an idle backend that was restarted is noticed within a minute
 
 logger = get_logger(__name__)
 
 
 class Planner:
-    """Holds the plan; safe for several threads. ``pause`` waits, or returns when all ends."""
+    """Holds the plan; safe for several threads.
+
+    ``pause`` waits, or returns when all ends; ``on_lost`` is called when a backend that was served
+    does not come back soon.
+    """
 
     def __init__(
-        self, backend: Backend, config: BridgeConfig, pause: Callable[[float], None]
+        self,
+        backend: Backend,
+        config: BridgeConfig,
+        pause: Callable[[float], None],
+        on_lost: Callable[[], None],
     ) -> None:
-        self._backend, self._config, self._pause = backend, config, pause
-        self._lock = threading.Lock()
+        self._backend, self._config = backend, config
+        self._pause, self._on_lost = pause, on_lost
+        self._lock = threading.Lock()  # held while the backend is waited for
+        self._announcing = threading.Lock()
         self._plan: ServingPlan | None = None
         self._announced: ServingPlan | None = None
         self._probed = 0.0
@@ -73,7 +84,7 @@ class Planner:
                     self._probed = time.monotonic()
                     if self._plan != self.latest:
                         self.latest = self._plan
-                        self._backend.refused_keys.clear()
+                        self._backend.forget_refusals()
                         self._log_backend(self._plan)
             return self._plan if not stopping.is_set() else None
 
@@ -87,7 +98,7 @@ class Planner:
 
     def announce(self, plan: ServingPlan) -> None:
         """Say what is served, once the horde has accepted it."""
-        with self._lock:
+        with self._announcing:
             if self._announced == plan:
                 return
             self._announced = plan
@@ -105,6 +116,8 @@ class Planner:
     def _wait(self, words: str, failures: int, asked_seconds: float | None = None) -> None:
         fields = {"error": words, "failures": failures}
         logger.warning("horde.bridge.backend_waiting", extra=fields)
+        if failures == LOST_FAILURES and self.latest is not None:
+            self._on_lost()
         self._pause(asked_seconds or compute_retry_seconds(failures))
 
     def _log_backend(self, plan: ServingPlan) -> None:

@@ -193,7 +193,7 @@ def cut_echo(text: str, texts: Iterable[str]) -> str:
     ends = [text.find(part) for part in said if 3 < len(part) <= _ECHO_CHARACTERS]
     ends += (
         start
-        for start in range(min(len(text), LOGGED_CHARACTERS) - _ECHO_CHARACTERS + 1)
+        for start in range(min(len(text) - _ECHO_CHARACTERS + 1, LOGGED_CHARACTERS))
         if text[start : start + _ECHO_CHARACTERS] in haystack
     )
     end = min((end for end in ends if end >= 0), default=None)

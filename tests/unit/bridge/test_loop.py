@@ -25,6 +25,7 @@ from tests.unit.bridge.scripted import (
     build_job,
     build_plan,
     chat_answer,
+    completion,
     llama_script,
     text_answer,
 )
@@ -221,6 +222,58 @@ def test_an_idle_backend_that_was_restarted_with_another_model_is_announced_anew
     assert run_until(is_announced, horde, backend) == 0
     assert horde.bodies(POP)[0]["models"] == ["tiny"]
     assert is_announced()
+
+
+def test_a_service_without_the_route_for_texts_is_offered_chats_alone() -> None:
+    backend = llama_script(complete=answer({"error": {"message": "no such route"}}, 404))
+    horde = horde_script(answer(text_answer()), answer(chat_answer()))
+    run_until(submitted(horde, 2), horde, backend)
+    assert [body["prompt_jobs"] for body in horde.bodies(POP)[:2]] == [True, False]
+    assert horde.bodies(SUBMIT)[1]["message"]["content"] == "Blue."
+
+
+def test_a_worker_whose_backend_does_not_come_back_is_taken_offline_until_it_does() -> None:
+    lost = httpx.ConnectError("gone")
+    models = llama_script().answers["/v1/models"]
+    backend = llama_script(chat=[lost, completion()], models=[models, *[lost] * 6, models])
+    horde = horde_script(answer(chat_answer()), answer(NO_JOB), answer(chat_answer()))
+    run_until(submitted(horde, 2), horde, backend)
+    leaving = [body.get("leaving", False) for body in horde.bodies(POP)]
+    assert leaving[:3] == [False, True, False]
+    assert [body.get("fault_reason") for body in horde.bodies(SUBMIT)] == ["generation_error", None]
+
+
+def test_a_thread_that_waits_for_the_backend_does_not_hold_up_a_job_of_another() -> None:
+    """The one probes a backend that does not come back; the other has a job in its hands."""
+    is_probing, is_answered, has_probed = (threading.Event() for _ in range(3))
+    models = llama_script().answers["/v1/models"]
+
+    def list_models(_body: dict[str, Any]) -> httpx.Response:
+        if not backend.bodies("/v1/chat/completions"):
+            return models  # type: ignore[return-value]
+        is_probing.set()
+        is_answered.wait(5)
+        has_probed.set()
+        return models  # type: ignore[return-value]
+
+    def pop(_body: dict[str, Any]) -> httpx.Response:
+        turn = len(horde.bodies(POP))
+        if turn == 2:
+            is_probing.wait(5)
+        return answer({**chat_answer(), "id": f"job-{turn}"} if turn < 3 else NO_JOB)
+
+    backend = llama_script(chat=[httpx.ConnectError("gone"), completion()], models=list_models)
+
+    def submit(body: dict[str, Any]) -> httpx.Response:
+        if body["id"] == "job-2":
+            was_held_up.append(has_probed.is_set())
+            is_answered.set()
+        return answer(REWARD)
+
+    was_held_up: list[bool] = []
+    horde = Script({POP: pop, SUBMIT: submit})
+    run_until(lambda: bool(was_held_up), horde, backend, threads=2)
+    assert was_held_up == [False]
 
 
 def test_an_unforeseen_payload_is_given_back() -> None:

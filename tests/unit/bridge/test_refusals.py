@@ -134,6 +134,12 @@ def test_what_the_backend_repeats_of_a_prompt_is_not_in_the_log(echo: str) -> No
     assert "секрет" not in detail
 
 
+def test_a_prompt_at_the_end_of_what_is_logged_is_not_in_the_log() -> None:
+    messages = [{"role": "user", "content": "secretsecretsecretsecret"}]
+    for size in range(150, 205):
+        assert "secr" not in read_detail("x" * size + "secretsecretsecretsecret", messages=messages)
+
+
 def test_a_short_prompt_is_not_in_the_log_either() -> None:
     messages = [{"role": "user", "content": "my pin 42"}]
     assert "pin" not in read_detail("cannot serve my pin 42 now", messages=messages)
@@ -227,7 +233,8 @@ def test_a_refused_feature_is_not_declared_any_more() -> None:
     plan = build_plan(script, max_context_length=4096, supports=supports)
     connections = build_connections(script)
     serve_job(parse_job(chat_answer(seed=7), plan), connections, plan)
-    left = plan.withhold(connections.backend.refused_keys.features).declaration
+    features = connections.backend.refused_keys.features
+    left = plan.withhold(features, takes_text=True).declaration
     assert left.features == {ChatFeature.PRESENCE_PENALTY}
 
 
