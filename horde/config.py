@@ -504,6 +504,10 @@ class FrontConfig:
     models_cache_seconds: Annotated[
         float, within(0, DAY_SECONDS), named("HORDE_OAI_MODELS_CACHE_SECONDS")
     ] = 5.0
+    # Of one text completion; each is a request of its own.
+    completions_max_prompts: Annotated[
+        int, within(1, 1000), named("HORDE_OAI_COMPLETIONS_MAX_PROMPTS")
+    ] = 16
     cors_origins: Annotated[
         tuple[str, ...],
         Read(_parse_origins, "* or origins such as https://example.com, separated by commas"),

@@ -47,7 +47,7 @@ from horde.oai.errors import (
     shorten_param,
 )
 from horde.oai.hub import RedisHub
-from horde.oai.models import ModelList
+from horde.oai.models import ModelList, TextModels
 from horde.oai.native import NativeClient
 from horde.oai.page import build_page_handlers
 from horde.oai.responses import (
@@ -58,6 +58,7 @@ from horde.oai.responses import (
     send_json,
 )
 from horde.oai.signals import PollingHub, SignalHub
+from horde.oai.text_service import TextService
 from horde.oai.unknown_routes import build_unknown_url_message
 from horde.return_codes import ReturnCode
 
@@ -505,6 +506,8 @@ def create_front_app(config: FrontConfig, hub: SignalHub | None = None) -> Starl
     routes = [
         Route("/v1/chat/completions", Methods(POST=front.chat)),
         Route("/v1/chat/completions/", Methods(POST=front.chat)),
+        Route("/v1/completions", Methods(POST=front.completions)),
+        Route("/v1/completions/", Methods(POST=front.completions)),
         Route("/v1/models", Methods(GET=front.answer_models)),
         Route("/v1/models/{model:path}", Methods(GET=front.answer_model)),
         Route("/health", Methods(GET=front.answer_health)),
@@ -547,6 +550,10 @@ class _Front:
         self._models = ModelList(self._native, config.models_cache_seconds)
         self.calls = Calls(config, self._native, hub, _describe)
         self.chat = self._serve(ChatService(self.calls, ChatCompletionForm()))
+        text_models = TextModels(self._native, config.models_cache_seconds)
+        self.completions = self._serve(
+            TextService(self.calls, text_models, config.completions_max_prompts)
+        )
 
     @contextlib.asynccontextmanager
     async def run(self, _app: Starlette) -> AsyncIterator[None]:

@@ -22,6 +22,7 @@ class FormName(StrEnum):
     """An attribute of the front's figures."""
 
     CHAT = "chat"
+    COMPLETIONS = "completions"
 
 
 class FormRequest(Protocol):

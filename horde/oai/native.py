@@ -31,7 +31,7 @@ CANCEL_SECONDS: Final = 15.0
 SUBMIT_RETRY_SECONDS: Final = (0.5, 1.0)
 SUBMIT_CONNECTIONS: Final = 128  # some wait for images
 STATUS_CONNECTIONS: Final = 32  # reads are quick
-MODELS_PATH: Final = "/v2/status/models?type=text&chat=true"
+MODELS_PATH: Final = "/v2/status/models?type=text"
 _REQUEST_ID: Final = re.compile(r"[0-9A-Za-z-]{1,64}")  # it becomes part of paths and channel names
 _GATEWAY_STATUSES: Final = frozenset({502, 503, 504})
 
@@ -182,9 +182,10 @@ class NativeClient:
             raise NativeGone(body["rc"])
         raise NativeUnavailable(f"status {response.status_code}")
 
-    async def list_models(self) -> list[Mapping[str, Any]]:
-        """Entries of the chat models online now. Raises NativeUnavailable."""
-        response = await self._call("GET", MODELS_PATH, self._build_headers(None), READ_SECONDS)
+    async def list_models(self, *, for_chat: bool = True) -> list[Mapping[str, Any]]:
+        """Entries of the chat models, or of all text models, online now. Raises NativeUnavailable."""
+        path = f"{MODELS_PATH}&chat=true" if for_chat else MODELS_PATH
+        response = await self._call("GET", path, self._build_headers(None), READ_SECONDS)
         entries = _parse_json(response)
         if response.status_code != 200 or not isinstance(entries, list):
             raise NativeUnavailable(f"status {response.status_code}")

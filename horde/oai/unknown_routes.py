@@ -17,7 +17,6 @@ _POINTERS: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
         (r"/v1/v1(/.*)?", _BASE_URL),
         (r"/chat/completions|/models(/.*)?|.*/chat/completions/chat/completions", _BASE_URL),
         (r"/v1/responses(/.*)?", "Use /v1/chat/completions; most SDKs have a switch for it."),
-        (r"/v1/completions", "Use /v1/chat/completions, or the native text route for raw prompts."),
         (r"/v1/chat/completions/.+", "Completions are not stored."),
         (
             r"/v1/(embeddings|images|audio|moderations|files|assistants|threads|batches|realtime)(/.*)?",

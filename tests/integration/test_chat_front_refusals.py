@@ -62,7 +62,6 @@ def test_2_a_model_cannot_be_deleted(stack: FrontStack) -> None:
     [
         ("POST", "/v1/responses", "/v1/chat/completions"),
         ("GET", "/v1/responses/resp_1", "/v1/chat/completions"),
-        ("POST", "/v1/completions", "/v1/chat/completions"),
         ("GET", "/v1/chat/completions/chatcmpl-1", "not stored"),
         ("POST", "/v1/embeddings", "does not offer"),
         ("POST", "/v1/images/generations", "does not offer"),
