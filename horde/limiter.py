@@ -6,20 +6,23 @@ whatever is wrong with it. A method without one has the default limit. Source:
 docs/reference/routes.md, "Rate limits".
 """
 
+import functools
 import hashlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from flask import Flask, Response, current_app, request
-from flask_limiter import Limiter
-from limits import parse
+from flask import Flask, Response, current_app, g, request
+from limits import RateLimitItem, parse_many
+from limits.storage import MemoryStorage
+from werkzeug.exceptions import TooManyRequests
 
 from horde import redis_ctrl
-from horde.config import Config, build_redis_url
+from horde.config import Config
 from horde.ip_subject import build_ip_subject
+from horde.redis_ctrl import RedisUnavailable
 
 ANONYMOUS_API_KEY = "0000000000"
 WHITELIST_SECONDS = 24 * 3600
@@ -27,6 +30,28 @@ MAX_WHITELISTED_ADDRESSES = 10_000  # bounds the memory; the oldest goes first
 
 EXTENSION = "horde.limits"
 _OWN_LIMIT = "__horde_own_limit__"
+_COUNTED = "horde_counted_limit"  # of the request at hand, for its headers
+
+# Counts a request in each of its windows, up to the first that is full.
+# KEYS: the windows. ARGV: for each its amount and its seconds.
+# Answers with the count and the milliseconds left of each window it counted in.
+_COUNT_SCRIPT = """
+local answer = {}
+for place, key in ipairs(KEYS) do
+    local count = redis.call('INCR', key)
+    local left = redis.call('PTTL', key)
+    if left < 0 then
+        left = 1000 * ARGV[2 * place]
+        redis.call('PEXPIRE', key, left)
+    end
+    answer[#answer + 1] = count
+    answer[#answer + 1] = left
+    if count > tonumber(ARGV[2 * place - 1]) then
+        break
+    end
+end
+return answer
+"""
 
 
 class Whitelist:
@@ -65,6 +90,39 @@ class _Limits:
     config: Config
     get_address: Callable[[], str]
     whitelist: Whitelist
+    own_memory: MemoryStorage  # where windows are counted while Redis is away
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """One limit of a request, and under which key it is counted."""
+
+    limit: RateLimitItem
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class CountedRequest:
+    """The window that a request is told of: the full one, else the shortest."""
+
+    limit: RateLimitItem
+    count: int
+    resets_at: float  # Unix seconds
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the request is refused."""
+        return self.count > self.limit.amount
+
+    def write_headers(self, response: Response) -> None:
+        """Tell a client what is left, and when it starts anew."""
+        remaining = max(self.limit.amount - self.count, 0)
+        resets_at = int(self.resets_at + 1)
+        response.headers["X-RateLimit-Limit"] = str(self.limit.amount)
+        response.headers["X-RateLimit-Remaining"] = str(remaining)
+        response.headers["X-RateLimit-Reset"] = str(resets_at)
+        # A client that is told 0 would retry at once and be refused again.
+        response.headers["Retry-After"] = str(max(int(resets_at - time.time()), 1))
 
 
 def init_limiter(app: Flask, config: Config, get_address: Callable[[], str]) -> None:
@@ -72,23 +130,11 @@ def init_limiter(app: Flask, config: Config, get_address: Callable[[], str]) -> 
     at hand.
     """
     app.extensions[EXTENSION] = _Limits(
-        config, get_address, Whitelist(config.whitelisted_addresses)
+        config, get_address, Whitelist(config.whitelisted_addresses), MemoryStorage()
     )
-    app.config["RATELIMIT_ENABLED"] = config.rate_limits_enabled
-    app.config["RATELIMIT_STORAGE_URI"] = build_redis_url(config.redis_url, redis_ctrl.limiter_db)
-    app.config["RATELIMIT_STORAGE_OPTIONS"] = redis_ctrl.get_client_options()
-    app.after_request(_ask_for_a_second_at_least)  # functions registered first run last
-    _limiter.init_app(app)
-    app.before_request(_count_by_default)
-
-
-def _ask_for_a_second_at_least(response: Response) -> Response:
-    """Correct the library's `Retry-After: 0` of a window's last second: clients would retry at once
-    and be refused again.
-    """
-    if response.headers.get("Retry-After") == "0":
-        response.headers["Retry-After"] = "1"
-    return response
+    if config.rate_limits_enabled:
+        app.before_request(_count_by_default)
+        app.after_request(_write_limit_headers)
 
 
 def whitelist_address(address: str) -> None:
@@ -129,39 +175,105 @@ def _method_has_own_limit() -> bool:
     return bool(getattr(method, _OWN_LIMIT, False))
 
 
-_limiter = Limiter(
-    _address_key,
-    headers_enabled=True,
-    strategy="fixed-window",
-    in_memory_fallback_enabled=True,
-)
+type _Rule = tuple[str | Callable[[], str], Callable[[], str]]
+"""The limits of a request or what reads them, and what names who is counted."""
 
 
-def _limit(*limits: tuple[str | Callable[[], str], Callable[[], str]]) -> Callable[[Any], Any]:
-    """A decorator that applies pairs of a limit and the key it counts by."""
+def _limit(*rules: _Rule) -> Callable[[Any], Any]:
+    """A decorator that counts a call of a route's method by these rules."""
 
     def decorate(method: Any) -> Any:
-        for value, key in limits:
-            method = _limiter.limit(value, key_func=key)(method)
-        setattr(method, _OWN_LIMIT, True)
-        return method
+        @functools.wraps(method)
+        def counted(*arguments: Any, **options: Any) -> Any:
+            count_request(*rules)
+            return method(*arguments, **options)
+
+        setattr(counted, _OWN_LIMIT, True)
+        return counted
 
     return decorate
+
+
+def count_request(*rules: _Rule) -> None:
+    """Count the request at hand, in one round trip; the 429 of the first window that is full."""
+    limiting = _get_limits()
+    if not limiting.config.rate_limits_enabled:
+        return
+    scope = request.endpoint or ""
+    windows = [
+        _Window(limit, limit.key_for(get_subject(), scope))
+        for limits_text, get_subject in rules
+        for limit in _parse_limits(limits_text() if callable(limits_text) else limits_text)
+    ]
+    windows.sort(key=lambda window: window.limit.get_expiry())
+    counted = _count(windows, limiting.own_memory)
+    setattr(g, _COUNTED, counted)
+    if counted.is_over:
+        raise TooManyRequests(str(counted.limit))
+
+
+@functools.lru_cache(maxsize=1000)
+def _parse_limits(text: str) -> list[RateLimitItem]:
+    return parse_many(text)
+
+
+def _count(windows: Sequence[_Window], own_memory: MemoryStorage) -> CountedRequest:
+    """Count in Redis, in the process's own memory while it is away."""
+    arguments = [
+        number for window in windows for number in (window.limit.amount, window.limit.get_expiry())
+    ]
+    try:
+        answer: Any = redis_ctrl.run_script(
+            _COUNT_SCRIPT,
+            [window.key for window in windows],
+            arguments,
+            redis_ctrl.limiter_db,
+        )
+    except RedisUnavailable:
+        return _count_in_memory(windows, own_memory)
+    now = time.time()
+    counted = [
+        CountedRequest(window.limit, count, now + left / 1000)
+        for window, count, left in zip(windows, answer[::2], answer[1::2], strict=False)
+    ]
+    return counted[-1] if counted[-1].is_over else counted[0]
+
+
+def _count_in_memory(windows: Sequence[_Window], memory: MemoryStorage) -> CountedRequest:
+    first = None
+    for window in windows:
+        count = memory.incr(window.key, window.limit.get_expiry())
+        counted = CountedRequest(window.limit, count, memory.get_expiry(window.key))
+        if counted.is_over:
+            return counted
+        first = first or counted
+    if first is None:
+        raise ValueError("a request is counted by at least one limit")
+    return first
+
+
+def _write_limit_headers(response: Response) -> Response:
+    counted = g.get(_COUNTED)
+    if counted is not None:
+        counted.write_headers(response)
+    return response
 
 
 def _get_wider(whitelisted: str, read: Callable[[Config], str]) -> str:
     """The wider of two limits: being whitelisted must not narrow what an operator allows
     everybody.
     """
-    ordinary = read(_get_limits().config)
-    return max(
-        whitelisted, ordinary, key=lambda limit: parse(limit).amount / parse(limit).get_expiry()
-    )
+    return max(whitelisted, read(_get_limits().config), key=_get_rate)
+
+
+def _get_rate(text: str) -> float:
+    """Requests a second that limits allow at most."""
+    return min(limit.amount / limit.get_expiry() for limit in _parse_limits(text))
 
 
 def _submit_limits(
     read_2sec: Callable[[Config], str], read_90min: Callable[[Config], str]
-) -> tuple[tuple[Callable[[], str], Callable[[], str]], ...]:
+) -> tuple[_Rule, ...]:
     """The three limits of a generate route; whitelisted addresses and the shared anonymous key have
     wider ones.
 
@@ -225,19 +337,11 @@ limit_sharedkey_create = _limit(("5/minute", _path_key))
 limit_modes = _limit(("30/minute", _path_key))
 
 
-# The library's own defaults are lost on every method of a view once one of them has a limit and was
-# called.
-@_limiter.limit(lambda: _get_limits().config.default_limit, key_func=_address_key)
-def _count_route() -> None:
-    """One request by an address to the route at hand: the library adds the route to the key."""
-
-
 def _count_by_default() -> None:
     if request.url_rule is not None and not _method_has_own_limit():
-        _count_route()
+        count_request((lambda: _get_limits().config.default_limit, _address_key))
 
 
-@_limiter.limit("60/second", key_func=_address_key)
 def count_refused_progress() -> None:
     """Count a progress post that no lease covers, by its address; the limiter's 429 for too many of
     them.
@@ -245,6 +349,7 @@ def count_refused_progress() -> None:
     Posts with a lease are bounded by its caps, so the route itself has no limit: one address may
     stream many jobs.
     """
+    count_request(("60/second", _address_key))
 
 
 def exempt_from_limits(method: Any) -> Any:

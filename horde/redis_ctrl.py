@@ -6,13 +6,15 @@ Callers see plain values and `RedisUnavailable`; no exception of the driver leav
 """
 
 import json
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from redis import Redis
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import OutOfMemoryError, ReadOnlyError, RedisError, ResponseError
 from redis.retry import Retry
 
 from horde import metrics
@@ -42,6 +44,14 @@ _PURPOSES = {
 TIMEOUT_SECONDS = 0.2
 RETRY_AFTER_SECONDS = 1.0  # how long a failing server is left alone; then one call tries it
 SUBSCRIPTION_POLL_SECONDS = 1.0
+SILENT_POLLS = 5  # after so many a subscription asks whether anybody is there
+UNANSWERED_POLLS = 2
+
+# A server that follows another, has no room, loads its data, misses its replicas or its master,
+# cannot save, is held up by a script, or does not know us.
+_REASONS_TO_LEAVE = re.compile(
+    r"(?:^|[\s-])(READONLY|OOM|LOADING|NOREPLICAS|MISCONF|MASTERDOWN|CLUSTERDOWN|BUSY|NOAUTH|WRONGPASS)\b"
+)
 
 
 class RedisUnavailable(Exception):
@@ -54,6 +64,7 @@ class _State:
     url: str | None = None
     clients: Mapping[int, Redis] = {}
     breaker = CircuitBreaker(RETRY_AFTER_SECONDS)
+    departures = 0  # how often this process left a server; subscriptions then start anew
 
 
 def connect(config: Config) -> None:
@@ -92,8 +103,9 @@ def get_client_options() -> dict[str, object]:
 def call[T](database: int, work: Callable[[Redis], T]) -> T:
     """Run `work` with the client of one logical database.
 
-    Raises RedisUnavailable when the server fails, refuses, or is being left alone. A script error
-    counts as a refusal and says nothing about the server's health.
+    Raises RedisUnavailable when the server fails, refuses, or is being left alone. A refusal that
+    says that the server serves nobody now, as after a failover, counts as a failure; any other, as
+    of a script, says nothing about its health.
     """
     client = _State.clients.get(database)
     if client is None:
@@ -104,19 +116,42 @@ def call[T](database: int, work: Callable[[Redis], T]) -> T:
     try:
         result = work(client)
     except ResponseError as error:
-        _State.breaker.record_success()
-        _count_failure(database, "refused")
-        raise RedisUnavailable("Redis refused a command.") from error
+        if (reason := _find_reason_to_leave(error)) is None:
+            _State.breaker.record_success()
+            _count_failure(database, "refused")
+            raise RedisUnavailable("Redis refused a command.") from error
+        _leave_server(database, reason)
+        raise RedisUnavailable("Redis serves nobody now.") from error
     except RedisError as error:
-        _State.breaker.record_failure()
-        _count_failure(database, "failed")
-        logger.warning(
-            "horde.redis.failed",
-            extra={"purpose": _PURPOSES[database], "error_class": type(error).__name__},
-        )
+        _leave_server(database, type(error).__name__)
         raise RedisUnavailable("Redis cannot be reached.") from error
     _State.breaker.record_success()
     return result
+
+
+def _find_reason_to_leave(error: ResponseError) -> str | None:
+    """The word with which a server says that it serves nobody now; None for a refusal of this one
+    command. A script's error has the word somewhere in its text.
+    """
+    if isinstance(error, ReadOnlyError):
+        return "READONLY"
+    if isinstance(error, OutOfMemoryError):
+        return "OOM"
+    found = _REASONS_TO_LEAVE.search(str(error))
+    return None if found is None else found[1]
+
+
+def _leave_server(database: int, reason: str) -> None:
+    """Leave the server alone for a while, and every connection to it: after a failover they lead to
+    the wrong one.
+    """
+    _State.breaker.record_failure()
+    _State.departures += 1
+    for client in _State.clients.values():
+        client.connection_pool.disconnect(inuse_connections=False)
+    _count_failure(database, "failed")
+    extra = {"purpose": _PURPOSES[database], "reason": reason}
+    logger.warning("horde.redis.failed", extra=extra)
 
 
 def get_text(key: str, database: int = cache_db) -> str | None:
@@ -229,12 +264,18 @@ def _listen_once(
     handle_gap: Callable[[], None],
     stop: threading.Event,
 ) -> None:
-    with client.pubsub(ignore_subscribe_messages=True) as subscription:  # type: ignore[no-untyped-call]
+    with client.pubsub() as subscription:  # type: ignore[no-untyped-call]
         subscription.subscribe(channel)
         handle_gap()
+        departures, silent_polls = _State.departures, 0
         while not stop.is_set():
             message = subscription.get_message(timeout=SUBSCRIPTION_POLL_SECONDS)
-            if message is not None and isinstance(message["data"], str):
+            silent_polls = silent_polls + 1 if message is None else 0
+            if silent_polls == SILENT_POLLS:
+                subscription.ping()
+            if silent_polls > SILENT_POLLS + UNANSWERED_POLLS or departures != _State.departures:
+                raise RedisConnectionError("the subscription may lead to nobody")
+            if message is not None and message["type"] == "message":
                 handle(message["data"])
 
 

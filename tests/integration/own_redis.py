@@ -34,8 +34,8 @@ class OwnRedis:
         """The database of the chat streams."""
         return f"redis://127.0.0.1:{self.port}/7"
 
-    def start(self) -> None:
-        """Return once it answers."""
+    def start(self, *more: str) -> None:
+        """Return once it answers; `more` are words of its command line."""
         words = [
             "--bind",
             "127.0.0.1",
@@ -48,7 +48,7 @@ class OwnRedis:
         ]
         with (self._folder / "valkey.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [find_valkey_server(), *words], cwd=self._folder, stdout=log, stderr=log
+                [find_valkey_server(), *words, *more], cwd=self._folder, stdout=log, stderr=log
             )
         deadline = time.monotonic() + START_SECONDS
         while not self._answers():
@@ -61,6 +61,11 @@ class OwnRedis:
                 return bool(client.ping())
         except RedisError:
             return False
+
+    def run(self, *words: str | int) -> Any:
+        """The answer of a command, as it is."""
+        with Redis(port=self.port, socket_timeout=5, decode_responses=True) as client:
+            return client.execute_command(*words)  # type: ignore[no-untyped-call]
 
     def kill(self) -> None:
         """End it as a crash does."""

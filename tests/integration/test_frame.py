@@ -28,6 +28,7 @@ from horde.apis.v2 import heartbeat
 from horde.app import create_app
 from horde.background import ELECTION_SECONDS, Leadership
 from horde.config import Config
+from horde.database.migrate import migrate
 from horde.limiter import (
     limit_chat_submit,
     limit_pop,
@@ -147,11 +148,13 @@ def resolve_with_one_passkey(peer: str, proxied_for: str | None, passkey: str | 
 def app(own: OwnServices) -> Iterator[Flask]:
     """The frame around the routes above."""
     modules: Any = (heartbeat, SimpleNamespace(register=register_routes))
-    yield create_app(
+    app = create_app(
         Config.from_environment(own.environment),
         resource_modules=modules,
         resolve_client_address=resolve_with_one_passkey,
     )
+    migrate(db.require_engine(), secret_key="salt")  # the document asks who serves chats
+    yield app
     db.disconnect()
     redis_ctrl.disconnect()
 
