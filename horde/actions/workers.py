@@ -47,30 +47,30 @@ from horde.shapes.workers import (
 type Details = dict[str, Any]
 
 
-def list_workers(api_key: str | None, query: WorkersQuery) -> list[Details]:
+def list_workers(by: By | None, query: WorkersQuery) -> list[Details]:
     """The online workers, as whoever has the key may see them; about half a minute old."""
     with transaction() as session:
-        viewer = _find_viewer(session, api_key)
+        viewer = _find_viewer(session, by)
         records = get_online_worker_records(session, clock.utcnow())
     privilege = MODERATOR if viewer is not None and viewer.is_moderator else PUBLIC
     return [narrow_details(record, privilege) for record in records if _is_wanted(record, query)]
 
 
-def show_worker(api_key: str | None, worker_id: str) -> Details:
+def show_worker(by: By | None, worker_id: str) -> Details:
     """A worker, online or not; at most 30 seconds old. Errors: NotFound."""
     parsed = parse_id(worker_id)
     with transaction() as session:
-        viewer = _find_viewer(session, api_key)
+        viewer = _find_viewer(session, by)
         record = None if parsed is None else find_worker_record(session, parsed, clock.utcnow())
     if record is None:
         raise NotFound(f"Worker with ID '{worker_id[:64]}' not found.", ReturnCode.WORKER_NOT_FOUND)
     return narrow_details(record, _get_privilege(viewer, record))
 
 
-def show_worker_by_name(api_key: str | None, name: str) -> Details:
+def show_worker_by_name(by: By | None, name: str) -> Details:
     """As `show_worker`, by the exact name."""
     with transaction() as session:
-        viewer = _find_viewer(session, api_key)
+        viewer = _find_viewer(session, by)
         record = find_worker_record_by_name(session, name, clock.utcnow())
     if record is None:
         raise NotFound(
@@ -141,9 +141,11 @@ def describe_worker(worker_id: UUID) -> str:
     return f"worker {worker_id}"
 
 
-def _find_viewer(session: Session, api_key: str | None) -> Actor | None:
+def _find_viewer(session: Session, by: By | None) -> Actor | None:
     """Who looks; an unknown key sees what everybody sees."""
-    caller = find_caller(session, api_key)
+    if isinstance(by, Actor):
+        return by
+    caller = find_caller(session, by)
     return None if caller is None else Actor(caller)
 
 

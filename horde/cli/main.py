@@ -24,6 +24,7 @@ COMMANDS = {
     "bridge": "run the reference worker for an OpenAI-compatible backend",
     "db": "apply the schema changes",
     "user": "create, list and show users; change their roles and kudos",
+    "worker": "list workers; pause them, put them into maintenance, and write to them",
     "kudos": "audit the kudos ledger",
     "store": "audit the object store",
     "config": "check the settings, and whether the services fit them",
