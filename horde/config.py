@@ -421,6 +421,18 @@ class Config:
     ] = 262144
     chat_messages_offload_gzip: Annotated[bool, named("HORDE_CHAT_MESSAGES_OFFLOAD_GZIP")] = False
 
+    # moderation
+    paused_notice_webhook: Annotated[WebAddress, named("DISCORD_PAUSED_NOTICE_WEBHOOK")] = field(
+        default="", repr=False
+    )
+    problem_user_webhook: Annotated[WebAddress, named("DISCORD_PROBLEM_USER_WEBHOOK")] = field(
+        default="", repr=False
+    )
+    # Refused prompts of an address within an hour, after which it is refused itself.
+    rejection_timeout_threshold: Annotated[
+        int, within(0, 1_000_000), named("HORDE_MODEL_REJECTION_TIMEOUT_THRESHOLD")
+    ] = 5
+
     # names shown to people
     title: Annotated[Text, named("HORDE_TITLE")] = "Horde"
     contact_email: Annotated[Text, named("HORDE_EMAIL")] = ""

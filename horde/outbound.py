@@ -108,6 +108,20 @@ def fetch_text(url: str, *, timeout_seconds: float, max_bytes: int) -> Answer:
         return Answer(response.status_code, body.decode("utf-8", "replace"))
 
 
+def post_json(url: str, body: Mapping[str, object], *, timeout_seconds: float) -> int:
+    """POST a JSON object to an address the operator set; the status of the answer, whose body is
+    left unread. Raises OutboundFailed.
+    """
+    try:
+        with (
+            httpx.Client(timeout=timeout_seconds, trust_env=False) as client,
+            client.stream("POST", url, json=dict(body)) as response,
+        ):
+            return response.status_code
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise OutboundFailed(type(error).__name__) from error
+
+
 def is_public(address: Address) -> bool:
     """Whether an address belongs to the public internet; an IPv4 address in IPv6 clothes is judged
     as IPv4.

@@ -49,6 +49,7 @@ from horde.database.kudos import get_fold_lag_seconds
 from horde.database.migrate import check_secret_key, require_current_schema
 from horde.exceptions import ServiceUnavailable
 from horde.logger import build_failure_fields, get_logger, surviving
+from horde.notices import NoticeKind, start_notices
 from horde.parent import end_with_parent, limit_remaining_life
 from horde.telemetry import MetricsEndpoint, start_telemetry
 from horde.webhooks import start_webhooks
@@ -289,6 +290,13 @@ class HordeServer(BaseApplication):  # type: ignore[misc]
         start_account_listener(stop_listening)
         self._stop_calls.append(stop_listening.set)
         self._stop_calls.append(start_webhooks().stop)
+        notices = start_notices(
+            {
+                NoticeKind.PAUSED_WORKER: self._config.paused_notice_webhook,
+                NoticeKind.PROBLEM_USER: self._config.problem_user_webhook,
+            }
+        )
+        self._stop_calls.append(notices.stop)
         background = start_background(self._config, list_jobs(self._config))
         self._stop_calls.append(background.stop)
         metrics.set_gauge_source(

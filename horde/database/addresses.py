@@ -40,6 +40,8 @@ CHECKER_TIMEOUT_SECONDS = 2.0
 CHECKER_PAUSE_SECONDS = 10.0
 CHECKER_MAX_BYTES = 4096  # it answers with one number
 SAFETY_SECONDS = 6 * 3600
+SUSPICION_SECONDS = 24 * 3600
+REJECTION_SECONDS = 3600
 PROCESS_SAFETY_SECONDS = 300.0  # also bounds how long an error of the checker counts as safe
 MAX_REMEMBERED_ADDRESSES = 10_000
 
@@ -328,3 +330,56 @@ def _find_single_subject(network: Network) -> str | None:
     if network.prefixlen < network.max_prefixlen:
         return None
     return build_ip_subject(str(network.network_address))
+
+
+# What refused prompts lead to
+
+
+def count_address_rejection(address: str) -> int:
+    """How many prompts from an address were refused within the hour, with this one; 0 without
+    Redis.
+    """
+    return _count(f"rejections:{build_ip_subject(address)}", REJECTION_SECONDS)
+
+
+def count_proxied_rejection(user_id: int) -> int:
+    """How many prompts that a service sent for others were refused within the hour, with this one;
+    0 without Redis.
+    """
+    return _count(f"rejections:user:{user_id}", REJECTION_SECONDS)
+
+
+def punish_address(address: str) -> int:
+    """Refuse an address for a while that grows with each time within a day; the minutes, 0 without
+    Redis.
+    """
+    subject = build_ip_subject(address)
+    previous = _count(subject, SUSPICION_SECONDS) - 1
+    if previous < 0:
+        return 0
+    minutes = compute_timeout_minutes(previous)
+    try:
+        _write_timeout(subject, minutes)
+    except RedisUnavailable:
+        return 0
+    return minutes
+
+
+def compute_timeout_minutes(previous: int) -> int:
+    """How long an address is refused that was so often before: 3, 9, 15, 21, …"""
+    return 3 * (2 * previous + 1)
+
+
+def _count(key: str, lifetime_seconds: int) -> int:
+    """Count one more under a key that lives so long from its first one; 0 without Redis."""
+
+    def work(client: Redis) -> int:
+        pipeline = client.pipeline(transaction=True)
+        pipeline.incr(key)
+        pipeline.expire(key, lifetime_seconds, nx=True)
+        return int(pipeline.execute()[0])
+
+    try:
+        return redis_ctrl.call(redis_ctrl.address_suspicion_db, work)
+    except RedisUnavailable:
+        return 0

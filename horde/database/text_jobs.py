@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
-from functools import cache
+from functools import cache, partial
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -32,6 +32,7 @@ from horde.chat_progress import STALE_JOBS_PERIOD_SECONDS
 from horde.classes.base.kudos import KudosReservation, upfront_hold_id
 from horde.classes.base.processing_generation import ProcessingGeneration
 from horde.classes.base.stats import TextGenState, TextGenStatistic
+from horde.classes.base.suspicion import Suspicion
 from horde.classes.base.user import User, UserRole, UserRoleTypes
 from horde.classes.base.waiting_prompt import (
     REQUEST_TTL,
@@ -55,11 +56,12 @@ from horde.classes.kobold.processing_generation import (
 from horde.classes.kobold.waiting_prompt import TextWaitingPrompt, select_as_sent
 from horde.classes.kobold.worker import TextWorker
 from horde.database.kudos import append_movements, release_hold
+from horde.database.suspects import suspect_worker
 from horde.database.text_functions import TEXT_FAMILY, ClaimedRequest
 from horde.database.text_requests import has_pending_jobs
 from horde.database.users import charge_shared_key
 from horde.database.workers import announce_worker_change
-from horde.db import insert_rows, table_of
+from horde.db import after_commit, insert_rows, table_of
 
 jobs = table_of(TextProcessingGeneration)
 requests = table_of(TextWaitingPrompt)
@@ -606,7 +608,7 @@ def _blame_worker(
             session, job_id=job.id, wp_id=job.wp_id, worker_id=job.worker_id
         )
     )
-    is_retired = TextProcessingGeneration.log_worker_abort(
+    drops_too_many = TextProcessingGeneration.log_worker_abort(
         session,
         worker_id=job.worker_id,
         refusal_rc=job.chat_refusal_rc,
@@ -614,7 +616,11 @@ def _blame_worker(
         is_raid=is_raid,
         now=now,
     )
-    if is_retired:
+    if not drops_too_many:
+        return
+    reason = Suspicion.TOO_MANY_JOBS_ABORTED
+    after_commit(session, partial(suspect_worker, job.worker_id, job.worker_owner_id, reason))
+    if not is_raid:
         announce_worker_change(session, job.worker_id, job.worker_name)
 
 

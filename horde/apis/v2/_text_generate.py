@@ -13,6 +13,7 @@ from uuid import UUID, uuid4
 
 from sqlalchemy.orm import Session
 
+from horde.actions.prompt_rejections import report_prompt_rejection
 from horde.apis.requests import get_client_address, get_client_agent, get_config, is_proxied
 from horde.classes.kobold.pricing import compute_activation_tax, round_quote
 from horde.classes.kobold.waiting_prompt import (
@@ -275,3 +276,19 @@ def build_accepted(stored: StoredRequest, *, is_raid: bool) -> dict[str, Any]:
     if not stored.availability.workers and not is_raid:
         body["message"] = NO_WORKER_WARNING
     return body
+
+
+@contextmanager
+def reporting_rejected_prompts(api_key: str) -> Iterator[None]:
+    """Count a prompt that moderation refuses against who sent it; the refusal goes on."""
+    try:
+        yield
+    except BadRequest as refused:
+        if refused.rc is ReturnCode.CORRUPT_PROMPT:
+            report_prompt_rejection(
+                api_key,
+                address=get_client_address(),
+                is_proxied=is_proxied(),
+                config=get_config(),
+            )
+        raise

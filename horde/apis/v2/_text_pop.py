@@ -2,6 +2,7 @@
 """The steps of a text worker's pop: who it is, its check-in, the queue, the job."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import cache, partial
@@ -29,6 +30,7 @@ from sqlalchemy.orm import Session
 from horde import metrics, r2
 from horde.apis.requests import get_config, get_peer_address
 from horde.chat.tools import write_schemas
+from horde.classes.base.suspicion import Suspicion
 from horde.classes.base.worker import (
     DEFAULT_MAINTENANCE_MESSAGE,
     MAX_BRIDGE_AGENT_LENGTH,
@@ -52,7 +54,11 @@ from horde.classes.kobold.worker import (
     get_minimum_text_speed,
     worker_may_be_speed_gated,
 )
-from horde.database.addresses import check_address_timeout, check_worker_address
+from horde.database.addresses import (
+    check_address_timeout,
+    check_worker_address,
+    is_safe_worker_address,
+)
 from horde.database.functions import (
     NamedTextWorker,
     find_named_text_worker,
@@ -60,6 +66,7 @@ from horde.database.functions import (
 )
 from horde.database.kudos import append_movements
 from horde.database.stats import HordeModes, get_horde_modes
+from horde.database.suspects import suspect_worker, suspect_worker_name
 from horde.database.teams import add_team_uptime
 from horde.database.text_functions import (
     ClaimedRequest,
@@ -204,11 +211,17 @@ def find_address_refusal(caller: Caller, *, is_raid: bool) -> HordeError | None:
     address = get_peer_address()
     try:
         check_address_timeout(address, for_worker=True)
-        is_exempt = caller.is_trusted or caller.is_vpn
-        check_worker_address(address, is_exempt=is_exempt, raid=is_raid, config=get_config())
+        check_worker_address(
+            address, is_exempt=is_address_exempt(caller), raid=is_raid, config=get_config()
+        )
     except HordeError as refusal:
         return refusal
     return None
+
+
+def is_address_exempt(caller: Caller) -> bool:
+    """Whether the workers of an account may have any address."""
+    return caller.is_trusted or caller.is_vpn or caller.is_patron
 
 
 def check_worker_owner(worker: TextWorker, caller: Caller) -> None:
@@ -434,6 +447,25 @@ def write_check_in(
             _reward_uptime(session, worker, models, caller, now)
     if changes_service:
         after_commit(session, note_text_workers_changed)
+
+
+def suspect_check_in(
+    worker: TextWorker,
+    body: TextPopBody,
+    pending: PendingCheckIn,
+    caller: Caller,
+    *,
+    is_raid: bool,
+) -> None:
+    """Give points for a worker's name and, in a raid, for an address it would be refused for
+    otherwise. Call it after the check-in is committed.
+    """
+    if pending.is_new:
+        suspect_worker_name(worker.id, caller.id, body.name)
+    if is_raid and pending.check_in is not None and not is_address_exempt(caller):
+        with suppress(HordeError):  # the checker cannot tell now
+            if not is_safe_worker_address(get_peer_address(), get_config()):
+                suspect_worker(worker.id, caller.id, Suspicion.UNSAFE_IP)
 
 
 def _write_models(

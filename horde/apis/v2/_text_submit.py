@@ -19,6 +19,7 @@ from horde import metrics
 from horde.apis.requests import get_config
 from horde.chat.reply_rules import explain_cut_reply
 from horde.chat_signal import ChatEvent, publish_chat_event
+from horde.classes.base.suspicion import Suspicion
 from horde.classes.base.worker import is_backend_validated
 from horde.classes.kobold.chat_request import (
     CHAT_WORKER_FAULT_MESSAGES,
@@ -33,8 +34,10 @@ from horde.classes.kobold.processing_generation import (
     build_gate_shadow_attributes,
     seconds_since,
 )
+from horde.classes.kobold.speed_limits import is_unreasonably_fast
 from horde.classes.kobold.text_request import LenientBody, Values, WholeNumber, parse_lenient_body
 from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
+from horde.database.suspects import suspect_worker
 from horde.database.text_jobs import (
     Fault,
     JobFacts,
@@ -50,7 +53,7 @@ from horde.database.text_jobs import (
 from horde.database.text_status import CSAM_METADATA, get_generation_state
 from horde.database.users import Caller
 from horde.database.workers import parse_id
-from horde.db import reading, run_transaction
+from horde.db import after_commit, reading, run_transaction
 from horde.exceptions import BadRequest, Forbidden, NotFound
 from horde.logger import get_logger
 from horde.model_reference import get_text_model_multiplier, is_known_text_model
@@ -211,11 +214,33 @@ def settle(job: JobFacts, submitted: Submitted, *, dropped_tool_calls: int, now:
         settlement = settle_job(session, job, submitted, kudos, now)
         if settlement is None:
             raise _JobLost
+        if is_too_fast(job, submitted, now):
+            after_commit(
+                session,
+                partial(
+                    suspect_worker,
+                    job.worker_id,
+                    job.worker_owner_id,
+                    Suspicion.UNREASONABLY_FAST,
+                ),
+            )
         return settlement
 
     settlement = run_transaction(work)
     _report_stored(job, submitted, settlement, dropped_tool_calls, now)
     return float(kudos)
+
+
+def is_too_fast(job: JobFacts, submitted: Submitted, now: datetime) -> bool:
+    """Whether the reply came faster than its model can write."""
+    return is_unreasonably_fast(
+        generated_tokens=submitted.generated_tokens,
+        seconds=seconds_since(job.start_time, now),
+        model=job.model,
+        multiplier=get_text_model_multiplier(job.model),
+        is_known=is_known_text_model(job.model),
+        owner_trusted=job.worker_owner_trusted,
+    )
 
 
 class _JobLostError(Exception):

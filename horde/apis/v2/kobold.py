@@ -129,7 +129,8 @@ class TextAsyncGenerate(Resource):
         """Queue a text request. 202 {id, kudos, message?}; 200 {kudos, resolved} for a dry run."""
         text = parse_text_request(read_json_object())
         api_key = require_api_key()
-        return retry_deadlocks(lambda: self.queue(text, api_key, utcnow()))
+        with generate.reporting_rejected_prompts(api_key):
+            return retry_deadlocks(lambda: self.queue(text, api_key, utcnow()))
 
     @staticmethod
     def queue(text: TextRequest, api_key: str, now: datetime) -> tuple[dict[str, Any], int]:
@@ -217,7 +218,8 @@ class ChatAsyncGenerate(Resource):
         api_key = require_api_key()
         claim = chatting.build_claim(chat)
         try:
-            return retry_deadlocks(lambda: self.queue(chat, api_key, claim, utcnow()))
+            with generate.reporting_rejected_prompts(api_key):
+                return retry_deadlocks(lambda: self.queue(chat, api_key, claim, utcnow()))
         except (Forbidden, TooManyRequests) as refused:
             twin = chatting.find_twin(refused, api_key, claim)
             if claim is None or twin is None:
@@ -498,6 +500,7 @@ class TextJobPop(Resource):
                     session, worker, pending, models, caller, now
                 )
             )
+            popping.suspect_check_in(worker, body, pending, caller, is_raid=is_raid)
             with reading() as session:
                 queue = popping.read_queue(session, worker, models, caller, priority_user_ids, now)
         popped = popping.build_idle_pop(queue)

@@ -28,6 +28,7 @@ CHECK_IN_SECONDS = 30  # how often a polling worker's row is rewritten
 UPTIME_REWARD_SECONDS = 600
 ABORT_WINDOW_SECONDS = 3600
 MAX_ABORTED_JOBS_PER_WINDOW = 20
+MAX_ABORTED_JOBS_PER_WINDOW_IN_RAID = 10
 MAX_BRIDGE_AGENT_LENGTH = 1000  # one worker's agent grows with each reload of its settings
 UNKNOWN_BRIDGE_AGENT = "unknown:0:unknown"
 DEFAULT_MAINTENANCE_MESSAGE = "This worker has been put into maintenance mode by its owner."

@@ -31,6 +31,7 @@ from horde.classes.base.worker import (
     ABORT_MAINTENANCE_MESSAGE,
     ABORT_WINDOW_SECONDS,
     MAX_ABORTED_JOBS_PER_WINDOW,
+    MAX_ABORTED_JOBS_PER_WINDOW_IN_RAID,
     Worker,
 )
 from horde.classes.kobold.chat_request import (
@@ -279,8 +280,8 @@ class TextProcessingGeneration(ProcessingGeneration):
         is_raid: bool,
         now: datetime,
     ) -> bool:
-        """Count a dropped job against its worker, in SQL arithmetic; True when it was put into
-        maintenance for it.
+        """Count a dropped job against its worker, in SQL arithmetic; True when they became too
+        many, which is maintenance unless there is a raid.
 
         `counts` is whether it counts toward the hourly limit; the totals that are shown count every one.
 
@@ -393,12 +394,17 @@ def get_unix_seconds(moment: datetime) -> float:
 
 
 def _log_aborted_job(session: Session, *, worker_id: UUID, is_raid: bool, now: datetime) -> bool:
-    """More than 20 dropped jobs within the hour since the first of them put a worker into
-    maintenance; not in a raid.
+    """Count a dropped job; True when there were too many within the hour since the first of them.
+
+    More than 20 put the worker into maintenance. In a raid more than 10 are too many, and a raider
+    is not told: the worker goes on, under suspicion.
     """
     window_over = Worker.last_aborted_job < now - timedelta(seconds=ABORT_WINDOW_SECONDS)
     count = case((window_over, 1), else_=Worker.aborted_jobs + 1)
-    is_over = false() if is_raid else count > MAX_ABORTED_JOBS_PER_WINDOW
+    is_over = count > (
+        MAX_ABORTED_JOBS_PER_WINDOW_IN_RAID if is_raid else MAX_ABORTED_JOBS_PER_WINDOW
+    )
+    is_retired = false() if is_raid else is_over
     statement = (
         update(Worker)
         .where(Worker.id == worker_id)
@@ -406,12 +412,12 @@ def _log_aborted_job(session: Session, *, worker_id: UUID, is_raid: bool, now: d
             uncompleted_jobs=Worker.uncompleted_jobs + 1,
             aborted_jobs=case((is_over, 0), else_=count),
             last_aborted_job=case((window_over, now), else_=Worker.last_aborted_job),
-            maintenance=case((is_over, True), else_=Worker.maintenance),
+            maintenance=case((is_retired, True), else_=Worker.maintenance),
             maintenance_msg=case(
-                (is_over, ABORT_MAINTENANCE_MESSAGE), else_=Worker.maintenance_msg
+                (is_retired, ABORT_MAINTENANCE_MESSAGE), else_=Worker.maintenance_msg
             ),
         )
-        .returning((Worker.aborted_jobs == 0) & Worker.maintenance)
+        .returning(Worker.aborted_jobs == 0)
         .execution_options(synchronize_session=False)
     )
     return bool(session.scalar(statement))
