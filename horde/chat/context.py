@@ -4,11 +4,11 @@
 Source: docs/reference/chat_requests.md, "Context adjustments".
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from horde.chat.flattening import FlattenedChat
+from horde.chat.wire import Message
 from horde.chat_contract import (
     MAX_CONTEXT_LENGTH,
     ChatContextAdjustmentReason,
@@ -25,7 +25,7 @@ class SizedContext:
     nothing changed.
     """
 
-    messages: Sequence[JsonObject]
+    messages: Sequence[Message]
     prompt: str = field(repr=False)  # the same as one text
     dropped_message_count: int
     estimated_prompt_tokens: int
@@ -35,7 +35,7 @@ class SizedContext:
 
 
 def size_chat_context(
-    messages: Sequence[JsonObject],
+    messages: Sequence[Message],
     flattened: FlattenedChat,
     *,
     context_fit: ChatContextFit,
@@ -129,7 +129,7 @@ def _build_refusal(estimate: int, max_length: int, context_length: int) -> BadRe
 
 
 def find_dropped_messages(
-    messages: Sequence[Mapping[str, Any]], flattened: FlattenedChat, *, token_budget: int
+    messages: Sequence[Message], flattened: FlattenedChat, *, token_budget: int
 ) -> frozenset[int]:
     """The places of the oldest whole turns whose removal brings the estimate to the budget, or of
     all that may go.
@@ -138,7 +138,7 @@ def find_dropped_messages(
     return flattened.find_oldest_to_drop(turns, token_budget=token_budget)
 
 
-def _list_droppable_turns(messages: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+def _list_droppable_turns(messages: Sequence[Message]) -> list[list[int]]:
     """Whole turns before the latest user message, oldest first; system messages stay wherever they
     sit.
 

@@ -7,7 +7,7 @@ Source: docs/reference/chat_requests.md, "Chat declaration on pop".
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from horde_sdk.generation_parameters.text.chat_policy import KNOWN_CHAT_DECLARATIONS
 from horde_sdk.worker.chat_declaration import ChatImageTransport
@@ -35,7 +35,7 @@ class ChatDeclaration:
     image_transports: tuple[str, ...]
 
 
-def parse_chat_declaration_fields(body: Mapping[str, Any]) -> ChatDeclaration | None:
+def parse_chat_declaration_fields(body: Mapping[str, object]) -> ChatDeclaration | None:
     """The declaration in a pop's body, which also holds its `models`; None withdraws any earlier
     one.
 
@@ -64,7 +64,7 @@ def _invalid(message: str) -> BadRequest:
     return BadRequest(message, ReturnCode.CHAT_DECLARATION_INVALID)
 
 
-def _parse_boolean(body: Mapping[str, Any], key: str, *, default: bool) -> bool:
+def _parse_boolean(body: Mapping[str, object], key: str, *, default: bool) -> bool:
     value = body.get(key)
     if value is None:
         return default
@@ -73,7 +73,7 @@ def _parse_boolean(body: Mapping[str, Any], key: str, *, default: bool) -> bool:
     return value
 
 
-def _parse_limits(value: object) -> Mapping[str, Any]:
+def _parse_limits(value: object) -> Mapping[str, object]:
     if value is None:
         raise _invalid("A pop with chat_jobs needs chat_limits.")
     if not isinstance(value, dict):
@@ -81,7 +81,7 @@ def _parse_limits(value: object) -> Mapping[str, Any]:
     return value
 
 
-def _parse_tokens(limits: Mapping[str, Any], key: str) -> int:
+def _parse_tokens(limits: Mapping[str, object], key: str) -> int:
     value = limits.get(key)
     if (
         isinstance(value, bool)
@@ -114,7 +114,7 @@ def _parse_model_id(model_id: object, models: object) -> str:
     return model_id
 
 
-def _parse_names(body: Mapping[str, Any], key: str, known: frozenset[str]) -> tuple[str, ...]:
+def _parse_names(body: Mapping[str, object], key: str, known: frozenset[str]) -> tuple[str, ...]:
     """Names this server knows; others may come from a newer worker and are ignored."""
     value = body.get(key)
     if value is None:

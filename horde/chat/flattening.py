@@ -4,16 +4,16 @@
 Source: docs/reference/chat_requests.md, "Flattened prompt".
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Self
 
 from horde_sdk.generation_parameters.text.chat_limits import MAX_CHAT_TEXT_BYTES
 
+from horde.chat.wire import ContentPart, Message, Tool
 from horde.chat_contract import (
     CHAT_IMAGE_PLACEHOLDER,
     CHAT_IMAGE_PROMPT_TOKENS,
-    JsonObject,
     limit_exceeded,
 )
 from horde.json_text import write_document
@@ -26,7 +26,13 @@ from horde.token_estimate import (
 )
 
 
-def iter_message_texts(message: Mapping[str, Any]) -> Iterator[str]:
+def list_parts(message: Message) -> Sequence[ContentPart]:
+    """The parts of a message; none of one whose content is a string or null."""
+    content = message.get("content")
+    return content if isinstance(content, list) else ()
+
+
+def iter_message_texts(message: Message) -> Iterator[str]:
     """The string content or the text parts of one message."""
     content = message.get("content")
     if isinstance(content, str):
@@ -35,7 +41,7 @@ def iter_message_texts(message: Mapping[str, Any]) -> Iterator[str]:
         yield from (part["text"] for part in content if part["type"] == "text")
 
 
-def count_text_bytes(messages: Sequence[Mapping[str, Any]]) -> int:
+def count_text_bytes(messages: Sequence[Message]) -> int:
     """What counts against the text limit, in bytes of UTF-8: the texts and each call's function
     name and arguments.
     """
@@ -58,14 +64,9 @@ def count_utf8_bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
-def count_image_parts(messages: Sequence[Mapping[str, Any]]) -> int:
+def count_image_parts(messages: Sequence[Message]) -> int:
     """How many image parts the messages hold."""
-    return sum(
-        part["type"] == "image_url"
-        for message in messages
-        if isinstance(message.get("content"), list)
-        for part in message["content"]
-    )
+    return sum(part["type"] == "image_url" for message in messages for part in list_parts(message))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +84,7 @@ class FlattenedChat:
     image_counts: tuple[int, ...]
 
     @classmethod
-    def read(
-        cls, messages: Sequence[Mapping[str, Any]], tools: Sequence[JsonObject] | None = None
-    ) -> Self:
+    def read(cls, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> Self:
         """The text of validated messages and tools."""
         lines = tuple(map(_flatten_message, messages))
         written = write_document(tools) if tools else None
@@ -133,7 +132,7 @@ class FlattenedChat:
         return texts + TextSize(newlines, newlines)
 
 
-def _flatten_message(message: Mapping[str, Any]) -> str:
+def _flatten_message(message: Message) -> str:
     """One message as `role: ` and its texts, image marks and tool calls, one below the other."""
     content = message.get("content")
     pieces: list[str] = []

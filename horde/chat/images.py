@@ -5,16 +5,16 @@ they may be.
 Source: docs/reference/chat_requests.md, "Images".
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
+from horde.chat.flattening import list_parts
 from horde.chat.image_urls import ImageRefused, check_image_bytes, estimate_data_url_bytes
+from horde.chat.wire import ContentPart, ImageUrl, Message
 from horde.chat_contract import (
     MAX_CHAT_IMAGE_COUNT,
     MAX_CHAT_IMAGE_TOTAL_BYTES,
     ChatRequestRefused,
-    JsonObject,
 )
 from horde.return_codes import ReturnCode
 
@@ -24,13 +24,14 @@ class SubmittedImage:
     """One image part of a message; `path` is that of its URL in the request."""
 
     path: str
-    image_url: JsonObject = field(repr=False)
+    image_url: ImageUrl = field(repr=False)
 
     def take_url(self) -> str:
         """The submitted URL, out of the message: whoever takes it alone decides how long megabytes
         of it are held.
         """
-        url: str = self.image_url.pop("url")
+        url = self.image_url["url"]
+        self.image_url["url"] = ""
         return url
 
     def build_refusal(self, refused: ImageRefused) -> ChatRequestRefused:
@@ -38,22 +39,38 @@ class SubmittedImage:
         return ChatRequestRefused(self.path, f"'{self.path}' {refused.expectation}.", refused.rc)
 
 
-def list_image_parts(messages: Sequence[Mapping[str, Any]]) -> list[SubmittedImage]:
+def list_image_parts(messages: Sequence[Message]) -> list[SubmittedImage]:
     """Every image of the messages, in order."""
     return [
         SubmittedImage(
             path=f"messages[{index}].content[{place}].image_url.url", image_url=part["image_url"]
         )
         for index, message in enumerate(messages)
-        if isinstance(message.get("content"), list)
-        for place, part in enumerate(message["content"])
+        for place, part in enumerate(list_parts(message))
         if part["type"] == "image_url"
     ]
 
 
-def list_kept_images(
-    submitted: Sequence[Mapping[str, Any]], kept: Sequence[Mapping[str, Any]]
-) -> list[SubmittedImage]:
+def rewrite_image_urls(messages: Sequence[Message], rewrite: Callable[[str], str]) -> list[Message]:
+    """Copies of the messages with another URL for each image, in order; texts are shared."""
+    return [_rewrite_message(message, rewrite) for message in messages]
+
+
+def _rewrite_message(message: Message, rewrite: Callable[[str], str]) -> Message:
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    return message | {"content": [_rewrite_part(part, rewrite) for part in content]}
+
+
+def _rewrite_part(part: ContentPart, rewrite: Callable[[str], str]) -> ContentPart:
+    if part["type"] != "image_url":
+        return part
+    image_url = part["image_url"]
+    return {**part, "image_url": {**image_url, "url": rewrite(image_url["url"])}}
+
+
+def list_kept_images(submitted: Sequence[Message], kept: Sequence[Message]) -> list[SubmittedImage]:
     """The images of the messages that stay, with their paths among all that were submitted.
 
     Moderation and trimming make new messages of the same image parts.

@@ -7,7 +7,7 @@ values".
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import cast
 
 from horde.chat.flattening import (
     check_text_size,
@@ -16,6 +16,7 @@ from horde.chat.flattening import (
 from horde.chat.images import check_submitted_images, list_image_parts
 from horde.chat.tool_history import check_tool_history
 from horde.chat.tools import parse_tool_calls
+from horde.chat.wire import ContentPart, ImagePart, ImageUrl, Message
 from horde.chat_contract import (
     CHAT_IMAGE_DETAILS,
     CHAT_MESSAGE_KEYS,
@@ -23,14 +24,13 @@ from horde.chat_contract import (
     MAX_CHAT_NAME_CHARACTERS,
     MAX_CHAT_TOOL_CALL_ID_CHARACTERS,
     ChatRequestRefused,
-    JsonObject,
     limit_exceeded,
     malformed_value,
     unsupported_parameter,
 )
 
 
-def parse_messages(value: object) -> list[JsonObject]:
+def parse_messages(value: object) -> list[Message]:
     """The messages as they are stored: developer as system, no nulls of optional keys, null content
     beside calls.
 
@@ -49,7 +49,7 @@ def parse_messages(value: object) -> list[JsonObject]:
     return messages
 
 
-def _parse_message(message: object, path: str) -> JsonObject:
+def _parse_message(message: object, path: str) -> Message:
     if not isinstance(message, dict):
         raise malformed_value(path, "has to be an object")
     role = message.get("role")
@@ -74,11 +74,11 @@ def _parse_message(message: object, path: str) -> JsonObject:
         parsed["tool_calls"] = parse_tool_calls(parsed["tool_calls"], f"{path}.tool_calls")
         parsed.setdefault("content", None)
         if parsed["content"] is None:
-            return parsed
+            return cast(Message, parsed)
     parsed["content"] = _parse_content(
         parsed.get("content"), f"{path}.content", takes_images=role == "user"
     )
-    return parsed
+    return cast(Message, parsed)
 
 
 def _check_short_string(value: object, path: str, limit: int) -> None:
@@ -86,7 +86,7 @@ def _check_short_string(value: object, path: str, limit: int) -> None:
         raise malformed_value(path, f"has to be a string of 1 to {limit} characters")
 
 
-def _parse_content(content: object, path: str, *, takes_images: bool) -> str | list[Any]:
+def _parse_content(content: object, path: str, *, takes_images: bool) -> str | list[ContentPart]:
     if isinstance(content, str):
         return content
     if not isinstance(content, list) or not content:
@@ -108,7 +108,7 @@ def _parse_content(content: object, path: str, *, takes_images: bool) -> str | l
     return parsed
 
 
-def _parse_image_part(part: JsonObject, path: str) -> JsonObject:
+def _parse_image_part(part: Mapping[str, object], path: str) -> ImagePart:
     """The part in an object of its own, from which the URL is taken once it is read."""
     for key in part:
         if key not in ("type", "image_url"):
@@ -124,10 +124,8 @@ def _parse_image_part(part: JsonObject, path: str) -> JsonObject:
     detail = image_url.get("detail")
     if detail is not None and detail not in CHAT_IMAGE_DETAILS:
         raise malformed_value(f"{path}.image_url.detail", "has to be 'auto', 'low' or 'high'")
-    return {
-        "type": "image_url",
-        "image_url": {key: value for key, value in image_url.items() if value is not None},
-    }
+    kept = {key: value for key, value in image_url.items() if value is not None}
+    return {"type": "image_url", "image_url": cast(ImageUrl, kept)}
 
 
 def _build_part_refusal(part: object, path: str) -> ChatRequestRefused:
@@ -144,14 +142,14 @@ def _build_part_refusal(part: object, path: str) -> ChatRequestRefused:
     return malformed_value(f"{path}.text", "has to be a string")
 
 
-def carries_tool_turn(messages: Iterable[Mapping[str, Any]]) -> bool:
+def carries_tool_turn(messages: Iterable[Message]) -> bool:
     """Whether the template has to render a call or an answer to one."""
     return any(message["role"] == "tool" or message.get("tool_calls") for message in messages)
 
 
 def rewrite_message_texts(
-    messages: Sequence[JsonObject], rewrite: Callable[[str], str]
-) -> list[JsonObject]:
+    messages: Sequence[Message], rewrite: Callable[[str], str]
+) -> list[Message]:
     """The messages with every text passed through moderation's rewrite; an emptied text becomes an
     empty string.
 
@@ -160,7 +158,7 @@ def rewrite_message_texts(
     return [_rewrite_message(message, rewrite) for message in messages]
 
 
-def _rewrite_message(message: JsonObject, rewrite: Callable[[str], str]) -> JsonObject:
+def _rewrite_message(message: Message, rewrite: Callable[[str], str]) -> Message:
     content = message.get("content")
     if isinstance(content, str):
         return message | {"content": rewrite(content)}

@@ -6,7 +6,7 @@ absent. Source: docs/reference/chat_requests.md, "Request body".
 """
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from horde_sdk.generation_parameters.text.chat_limits import SUPPORTED_CHAT_CHOICE_COUNT
 from horde_sdk.generation_parameters.text.chat_policy import ChatReasoningEffort
@@ -48,14 +48,14 @@ _REASONING_EFFORTS: Final = tuple(effort.value for effort in ChatReasoningEffort
 _SEED_BITS: Final = 63  # a signed 64-bit integer
 
 
-def check_known_keys(body: Mapping[str, Any]) -> None:
+def check_known_keys(body: Mapping[str, object]) -> None:
     """Refuse the first key that a chat request does not have, null or not."""
     for key in body:
         if key not in ACCEPTED_KEYS:
             raise unsupported_parameter(key)
 
 
-def check_unapplied_keys(body: Mapping[str, Any]) -> None:
+def check_unapplied_keys(body: Mapping[str, object]) -> None:
     """`stream_options`, `user` and `metadata` are accepted by type; their contents are not read and
     not stored.
     """
@@ -88,7 +88,7 @@ def parse_stream(value: object) -> bool:
     return value
 
 
-def parse_models(body: Mapping[str, Any]) -> tuple[str, ...]:
+def parse_models(body: Mapping[str, object]) -> tuple[str, ...]:
     """The models that may serve the request, from exactly one of `model` and `models`."""
     model, models = body.get("model"), body.get("models")
     if model is not None and not isinstance(model, str):
@@ -104,18 +104,20 @@ def parse_models(body: Mapping[str, Any]) -> tuple[str, ...]:
     return _parse_model_list(models)
 
 
-def _parse_model_list(models: list[Any]) -> tuple[str, ...]:
+def _parse_model_list(models: list[object]) -> tuple[str, ...]:
     if not 1 <= len(models) <= MAX_CHAT_MODEL_COUNT:
         raise malformed_value("models", f"has to hold 1 to {MAX_CHAT_MODEL_COUNT} models")
+    parsed: list[str] = []
     for index, model in enumerate(models):
         if not isinstance(model, str) or not model:
             raise malformed_value(f"models[{index}]", "has to be a non-empty string")
-        if model in models[:index]:
+        if model in parsed:
             raise malformed_value(f"models[{index}]", "is listed twice")
-    return tuple(models)
+        parsed.append(model)
+    return tuple(parsed)
 
 
-def parse_token_limit(body: Mapping[str, Any]) -> int | None:
+def parse_token_limit(body: Mapping[str, object]) -> int | None:
     """`max_tokens` under either of its names; None when neither was sent. The range is checked with
     the others.
     """
@@ -135,7 +137,7 @@ def parse_token_limit(body: Mapping[str, Any]) -> int | None:
     return next(iter(limits.values()), None)
 
 
-def parse_decimal(body: Mapping[str, Any], key: str) -> float | None:
+def parse_decimal(body: Mapping[str, object], key: str) -> float | None:
     """A number that may have decimals. A negative zero is stored as zero, since both mean the same
     request.
     """

@@ -4,13 +4,10 @@
 Source: docs/reference/chat_requests.md, "Reply verification".
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from horde_sdk.generation_parameters.text.chat_policy import ChatToolChoiceMode
 
 from horde.chat.submission import submission_invalid
-from horde.chat_contract import JsonObject
+from horde.chat.wire import ChatExtras, Reply
 from horde.exceptions import BadRequest
 from horde.return_codes import ReturnCode
 
@@ -30,7 +27,7 @@ def explain_cut_reply(refused: BadRequest, max_length: int) -> BadRequest:
     )
 
 
-def keep_single_call(message: JsonObject, extras: Mapping[str, Any]) -> tuple[JsonObject, int]:
+def keep_single_call(message: Reply, extras: ChatExtras) -> tuple[Reply, int]:
     """The reply with its first call alone when parallel calls are off, and how many calls went."""
     calls = message.get("tool_calls") or []
     if extras.get("parallel_tool_calls") is not False or len(calls) < 2:
@@ -38,7 +35,7 @@ def keep_single_call(message: JsonObject, extras: Mapping[str, Any]) -> tuple[Js
     return message | {"tool_calls": calls[:1]}, len(calls) - 1
 
 
-def check_called_functions(message: JsonObject, extras: Mapping[str, Any]) -> None:
+def check_called_functions(message: Reply, extras: ChatExtras) -> None:
     """Every call names a function that the request defined."""
     offered = {tool["function"]["name"] for tool in extras.get("tools") or ()}
     for name in _list_called_names(message):
@@ -48,14 +45,14 @@ def check_called_functions(message: JsonObject, extras: Mapping[str, Any]) -> No
             )
 
 
-def check_call_ids(message: JsonObject) -> None:
+def check_call_ids(message: Reply) -> None:
     """No two calls share an id, or the client could not answer them apart."""
     ids = [call["id"] for call in message.get("tool_calls") or ()]
     if len(set(ids)) != len(ids):
         raise submission_invalid("Two of the reply's 'tool_calls' have the same 'id'.")
 
 
-def check_tool_choice(message: JsonObject, extras: Mapping[str, Any]) -> None:
+def check_tool_choice(message: Reply, extras: ChatExtras) -> None:
     """The calls are those the request's tool choice asks for."""
     choice = extras.get("tool_choice")
     names = _list_called_names(message)
@@ -76,5 +73,5 @@ def check_tool_choice(message: JsonObject, extras: Mapping[str, Any]) -> None:
             )
 
 
-def _list_called_names(message: JsonObject) -> list[str]:
+def _list_called_names(message: Reply) -> list[str]:
     return [call["function"]["name"] for call in message.get("tool_calls") or ()]

@@ -5,12 +5,13 @@ workers get for them.
 
 import base64
 import gzip
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 from uuid import UUID
 
-from horde.chat_contract import JsonObject
+from horde.chat.images import list_image_parts, rewrite_image_urls
+from horde.chat.wire import Message
 from horde.json_text import write_document
 
 STORED_IMAGE_SCHEME: Final = "horde-r2://"
@@ -57,30 +58,22 @@ def list_stored_chat_object_keys(
     return [*keys, build_chat_messages_key(request_id)] if is_offloaded else keys
 
 
-def list_image_urls(messages: Sequence[Mapping[str, Any]]) -> list[str]:
+def list_image_urls(messages: Sequence[Message]) -> list[str]:
     """The URL of every image part, in order."""
-    return [part["image_url"]["url"] for part in _iter_image_parts(messages)]
+    return [image.image_url["url"] for image in list_image_parts(messages)]
 
 
 def replace_stored_images(
-    messages: Sequence[JsonObject], build_url: Callable[[str], str]
-) -> list[JsonObject]:
+    messages: Sequence[Message], build_url: Callable[[str], str]
+) -> list[Message]:
     """Copies of the messages whose references became what `build_url` makes of their key."""
 
-    def replace(part: JsonObject) -> JsonObject:
-        if part["type"] != "image_url" or not part["image_url"]["url"].startswith(
-            STORED_IMAGE_SCHEME
-        ):
-            return part
-        url = build_url(part["image_url"]["url"].removeprefix(STORED_IMAGE_SCHEME))
-        return part | {"image_url": part["image_url"] | {"url": url}}
+    def replace(url: str) -> str:
+        if not url.startswith(STORED_IMAGE_SCHEME):
+            return url
+        return build_url(url.removeprefix(STORED_IMAGE_SCHEME))
 
-    return [
-        message | {"content": [replace(part) for part in message["content"]]}
-        if isinstance(message.get("content"), list)
-        else message
-        for message in messages
-    ]
+    return rewrite_image_urls(messages, replace)
 
 
 def build_jpeg_url(jpeg: bytes) -> str:
@@ -88,7 +81,7 @@ def build_jpeg_url(jpeg: bytes) -> str:
     return JPEG_URL_PREFIX + base64.b64encode(jpeg).decode("ascii")
 
 
-def count_inlined_bytes(messages: Sequence[JsonObject], image_sizes: Mapping[str, int]) -> int:
+def count_inlined_bytes(messages: Sequence[Message], image_sizes: Mapping[str, int]) -> int:
     """The bytes of `build_inlined_messages`, without making them. Sizes are those of the JPEGs by
     key.
     """
@@ -99,7 +92,7 @@ def count_inlined_bytes(messages: Sequence[JsonObject], image_sizes: Mapping[str
     return text
 
 
-def build_inlined_messages(messages: Sequence[JsonObject], jpegs: Mapping[str, bytes]) -> bytearray:
+def build_inlined_messages(messages: Sequence[Message], jpegs: Mapping[str, bytes]) -> bytearray:
     """The messages as a base64 worker receives them, as compact JSON; `jpegs` are by key.
 
     The images are written between the pieces of the JSON, so that 25 MiB of them are held once and
@@ -123,7 +116,7 @@ def build_inlined_messages(messages: Sequence[JsonObject], jpegs: Mapping[str, b
 
 def build_offload(
     request_id: UUID,
-    messages: Sequence[JsonObject],
+    messages: Sequence[Message],
     jpegs: Mapping[str, bytes],
     *,
     largest_inline_bytes: int,
@@ -143,10 +136,3 @@ def build_offload(
         body=packed if is_gzipped else body,
         is_gzipped=is_gzipped,
     )
-
-
-def _iter_image_parts(messages: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    for message in messages:
-        content = message.get("content")
-        if isinstance(content, list):
-            yield from (part for part in content if part["type"] == "image_url")

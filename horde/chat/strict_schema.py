@@ -7,7 +7,8 @@ Source: docs/reference/chat_requests.md, "Tools".
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from horde.chat_contract import ChatRequestRefused, JsonObject, RefusalKind
+from horde.chat.wire import JsonSchema, NamedSchema, ResponseFormat, Tool
+from horde.chat_contract import ChatRequestRefused, RefusalKind
 from horde.return_codes import ReturnCode
 
 _SUBSCHEMA_KEYWORDS: Final = frozenset(
@@ -32,7 +33,13 @@ _SUBSCHEMA_MAP_KEYWORDS: Final = frozenset(
 )
 
 
-def check_strict_schemas(tools: Sequence[JsonObject], response_format: JsonObject | None) -> None:
+def find_strict_schema(response_format: ResponseFormat | None) -> NamedSchema | None:
+    """The schema that a reply has to match; None where the format asks for less."""
+    json_schema = None if response_format is None else response_format.get("json_schema")
+    return json_schema if json_schema is not None and json_schema.get("strict") is True else None
+
+
+def check_strict_schemas(tools: Sequence[Tool], response_format: ResponseFormat | None) -> None:
     """Hold every schema that asks for `strict` to OpenAI's structural rules, with OpenAI's
     messages.
     """
@@ -44,8 +51,8 @@ def check_strict_schemas(tools: Sequence[JsonObject], response_format: JsonObjec
                 f"function '{function['name']}'",
                 f"tools[{index}].function.parameters",
             )
-    json_schema = (response_format or {}).get("json_schema")
-    if json_schema is not None and json_schema.get("strict") is True:
+    json_schema = find_strict_schema(response_format)
+    if json_schema is not None:
         _check_strict_schema(
             json_schema["schema"], f"response_format '{json_schema['name']}'", "response_format"
         )
@@ -83,7 +90,7 @@ def _iter_broken_rules(
             yield from _iter_broken_rules(value, (*context, keyword))
 
 
-def _find_broken_rule(schema: JsonObject) -> str | None:
+def _find_broken_rule(schema: JsonSchema) -> str | None:
     kinds = schema.get("type")
     is_object = (
         kinds == "object"

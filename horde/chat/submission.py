@@ -7,16 +7,16 @@ Source: docs/reference/chat_requests.md, "Structured submit" and "Reasoning".
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Final
 
 from horde_sdk.generation_parameters.text.chat_limits import MAX_CHAT_TEXT_BYTES
 from horde_sdk.worker.chat_declaration import ChatFinishReason
 
 from horde.chat.flattening import count_utf8_bytes
+from horde.chat.wire import Reply, ToolCall
 from horde.chat_contract import (
     MAX_CHAT_TOOL_CALL_COUNT,
     MAX_CHAT_TOOL_CALL_ID_CHARACTERS,
-    JsonObject,
 )
 from horde.exceptions import BadRequest
 from horde.json_body import replace_unstorable
@@ -47,7 +47,7 @@ class ChatSubmission:
 
     state: SubmissionState
     model_id: str | None
-    message: JsonObject | None = None
+    message: Reply | None = None
     finish_reason: str | None = None
     native_finish_reason: str | None = None
     prompt_tokens: int | None = None
@@ -61,18 +61,18 @@ def submission_invalid(message: str) -> BadRequest:
     return BadRequest(message, ReturnCode.CHAT_SUBMIT_INVALID)
 
 
-def is_chat_submission(body: Mapping[str, Any]) -> bool:
+def is_chat_submission(body: Mapping[str, object]) -> bool:
     """Whether a body is read as a chat submit, which needs no `generation`."""
     return any(body.get(key) is not None for key in _CHAT_KEYS)
 
 
-def check_text_job_submission(body: Mapping[str, Any]) -> None:
+def check_text_job_submission(body: Mapping[str, object]) -> None:
     """A text job takes no structured reply."""
     if body.get("message") is not None:
         raise submission_invalid("A text job's submission cannot carry 'message'.")
 
 
-def parse_chat_submission(body: Mapping[str, Any]) -> ChatSubmission:
+def parse_chat_submission(body: Mapping[str, object]) -> ChatSubmission:
     """The submit of a chat job; null counts as absent, keys that are not known are left out.
 
     Raises BadRequest with ChatSubmitInvalid, naming the field.
@@ -112,7 +112,7 @@ def _parse_state(value: object) -> SubmissionState:
     return SubmissionState(value)
 
 
-def _parse_fault(body: Mapping[str, Any]) -> ChatSubmission:
+def _parse_fault(body: Mapping[str, object]) -> ChatSubmission:
     if body.get("message") is not None:
         raise submission_invalid("A faulted submission cannot carry 'message'.")
     model_id = body.get("model_id")
@@ -128,7 +128,7 @@ def _parse_fault(body: Mapping[str, Any]) -> ChatSubmission:
     )
 
 
-def _require(body: Mapping[str, Any], key: str) -> object:
+def _require(body: Mapping[str, object], key: str) -> object:
     value: object = body.get(key)
     if value is None:
         raise submission_invalid(f"A chat job's submission needs '{key}'.")
@@ -141,7 +141,7 @@ def _parse_string(value: object, path: str) -> str:
     return value
 
 
-def _parse_finish_reason(value: object, message: JsonObject) -> str:
+def _parse_finish_reason(value: object, message: Reply) -> str:
     if not isinstance(value, str) or value not in _FINISH_REASONS:
         raise submission_invalid(f"'finish_reason' has to be one of {', '.join(_FINISH_REASONS)}.")
     if value == ChatFinishReason.TOOL_CALLS and "tool_calls" not in message:
@@ -162,7 +162,7 @@ def _parse_native_finish_reason(value: object) -> str | None:
     return replace_unstorable(value)
 
 
-def _parse_count(body: Mapping[str, Any], key: str) -> int | None:
+def _parse_count(body: Mapping[str, object], key: str) -> int | None:
     value = body.get(key)
     if value is None:
         return None
@@ -175,7 +175,7 @@ def _parse_count(body: Mapping[str, Any], key: str) -> int | None:
     return value
 
 
-def parse_reply_message(value: object) -> JsonObject:
+def parse_reply_message(value: object) -> Reply:
     """The reply: role, content, and calls and reasoning when submitted. Everything else a backend
     adds is left out.
     """
@@ -183,15 +183,17 @@ def parse_reply_message(value: object) -> JsonObject:
         raise submission_invalid("'message' has to be an object.")
     if value.get("role") != "assistant":
         raise submission_invalid("'message.role' has to be 'assistant'.")
-    message: JsonObject = {"role": "assistant", "content": value.get("content")}
+    content = value.get("content")
+    message: Reply = {
+        "role": "assistant",
+        "content": None if content is None else _parse_string(content, "message.content"),
+    }
     if value.get("tool_calls") is not None:
         message["tool_calls"] = _parse_calls(value["tool_calls"])
-    if message["content"] is None and "tool_calls" not in message:
+    if content is None and "tool_calls" not in message:
         raise submission_invalid(
             "'message.content' has to be a string unless the reply carries 'tool_calls'."
         )
-    if message["content"] is not None:
-        _parse_string(message["content"], "message.content")
     if value.get("reasoning_content") is not None:
         message["reasoning_content"] = _parse_reasoning(value["reasoning_content"])
     return message
@@ -206,7 +208,7 @@ def _parse_reasoning(value: object) -> str:
     return reasoning
 
 
-def _parse_calls(value: object) -> list[JsonObject]:
+def _parse_calls(value: object) -> list[ToolCall]:
     if not isinstance(value, list) or not 1 <= len(value) <= MAX_CHAT_TOOL_CALL_COUNT:
         raise submission_invalid(
             f"'message.tool_calls' has to be an array of 1 to {MAX_CHAT_TOOL_CALL_COUNT} calls."
@@ -214,7 +216,7 @@ def _parse_calls(value: object) -> list[JsonObject]:
     return [_parse_call(call, f"message.tool_calls[{index}]") for index, call in enumerate(value)]
 
 
-def _parse_call(value: object, path: str) -> JsonObject:
+def _parse_call(value: object, path: str) -> ToolCall:
     function = value.get("function") if isinstance(value, dict) else None
     if not isinstance(value, dict) or not isinstance(function, dict):
         raise submission_invalid(f"'{path}' has to be an object with a 'function'.")

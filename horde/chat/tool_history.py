@@ -5,13 +5,13 @@ Source: docs/reference/chat_requests.md, "Tools".
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+from horde.chat.wire import Message
 from horde.chat_contract import ChatRequestRefused, RefusalKind
 from horde.return_codes import ReturnCode
 
 
-def check_tool_history(messages: Sequence[Mapping[str, Any]]) -> None:
+def check_tool_history(messages: Sequence[Message]) -> None:
     """Each call of an assistant message is answered at once, exactly once, by its id.
 
     Takes messages whose own shape was checked. Raises with OpenAI's wording, prefixed with the

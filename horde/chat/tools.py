@@ -6,7 +6,7 @@ Source: docs/reference/chat_requests.md, "Tools".
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, cast
 
 from horde_sdk.generation_parameters.text.chat_limits import (
     MAX_CHAT_SCHEMA_NESTING,
@@ -17,6 +17,7 @@ from horde_sdk.generation_parameters.text.chat_limits import (
 from pydantic import FailFast, TypeAdapter
 
 from horde.chat.flattening import count_utf8_bytes
+from horde.chat.wire import ResponseFormat, Tool, ToolCall, ToolChoice
 from horde.chat_contract import (
     MAX_CHAT_TOOL_CALL_COUNT,
     ChatFunctionChoice,
@@ -41,7 +42,7 @@ _FUNCTION_CHOICE: Final = TypeAdapter(ChatFunctionChoice)
 _RESPONSE_FORMAT: Final = TypeAdapter(ChatResponseFormat)
 
 
-def parse_tools(value: object) -> list[JsonObject]:
+def parse_tools(value: object) -> list[Tool]:
     """The tool definitions as sent, without the nulls of their own optional keys; empty for
     null.
     """
@@ -57,7 +58,7 @@ def parse_tools(value: object) -> list[JsonObject]:
     return [tool | {"function": _without_nulls(tool["function"])} for tool in value]
 
 
-def parse_tool_choice(value: object, tools: Sequence[JsonObject]) -> str | JsonObject | None:
+def parse_tool_choice(value: object, tools: Sequence[Tool]) -> ToolChoice | None:
     """The tool choice as sent; null is none."""
     if value is None:
         return None
@@ -74,10 +75,10 @@ def parse_tool_choice(value: object, tools: Sequence[JsonObject]) -> str | JsonO
     ):
         message = f"Invalid value for 'tool_choice': the function {quote_path(function_name)} is not defined in 'tools'."
         raise request_conflict("tool_choice", message)
-    return value
+    return cast(ToolChoice, value)
 
 
-def parse_parallel_tool_calls(value: object, tools: Sequence[JsonObject]) -> bool | None:
+def parse_parallel_tool_calls(value: object, tools: Sequence[Tool]) -> bool | None:
     """Whether the reply may hold several calls, as sent; null is none."""
     if value is None:
         return None
@@ -87,14 +88,14 @@ def parse_parallel_tool_calls(value: object, tools: Sequence[JsonObject]) -> boo
     return value
 
 
-def _require_tools(key: str, tools: Sequence[JsonObject]) -> None:
+def _require_tools(key: str, tools: Sequence[Tool]) -> None:
     if not tools:
         raise request_conflict(
             key, f"Invalid value for '{key}': '{key}' is only allowed when 'tools' are specified."
         )
 
 
-def parse_response_format(value: object) -> JsonObject | None:
+def parse_response_format(value: object) -> ResponseFormat | None:
     """The response format as sent; null and `text` are none."""
     if value is None:
         return None
@@ -108,10 +109,11 @@ def parse_response_format(value: object) -> JsonObject | None:
     if parsed.json_schema is None:
         return {"type": parsed.type}
     _check_nesting(parsed.json_schema.schema_, "response_format.json_schema.schema")
-    return value | {"json_schema": _without_nulls(value["json_schema"])}
+    stored = value | {"json_schema": _without_nulls(value["json_schema"])}
+    return cast(ResponseFormat, stored)
 
 
-def parse_tool_calls(value: object, path: str) -> list[JsonObject]:
+def parse_tool_calls(value: object, path: str) -> list[ToolCall]:
     """The calls of an assistant message of the history, as sent."""
     if not isinstance(value, list) or not 1 <= len(value) <= MAX_CHAT_TOOL_CALL_COUNT:
         raise malformed_value(path, f"has to be an array of 1 to {MAX_CHAT_TOOL_CALL_COUNT} calls")

@@ -28,6 +28,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session
 
+from horde.chat.wire import ChatExtras
 from horde.chat_progress import STALE_JOBS_PERIOD_SECONDS
 from horde.classes.base.kudos import KudosReservation, upfront_hold_id
 from horde.classes.base.processing_generation import ProcessingGeneration
@@ -125,7 +126,7 @@ class JobFacts:
     chat_refusal_rc: str | None
     is_over_capacity: bool
     is_chat: bool
-    chat_extras: dict[str, Any] | None
+    chat_extras: ChatExtras | None
     chat_conformance: str
     max_length: int
     max_context_length: int

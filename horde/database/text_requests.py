@@ -26,6 +26,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session
 
+from horde.chat.wire import ChatExtras, Message
 from horde.classes.base.kudos import upfront_hold_id
 from horde.classes.base.processing_generation import ProcessingGeneration
 from horde.classes.base.user import ANONYMOUS_ID
@@ -72,8 +73,8 @@ class RequestContent:
     softprompt: str | None = None  # this and the next two are kept, and change nothing on text
     extra_slow_workers: bool = False
     disable_batching: bool = False
-    messages: list[dict[str, Any]] | None = None
-    chat_extras: dict[str, Any] | None = None
+    messages: list[Message] | None = None
+    chat_extras: ChatExtras | None = None
     context_adjustments: list[dict[str, Any]] | None = None
     conformance: str = "strict"
 

@@ -9,7 +9,7 @@ left out instead of refused. Source: docs/reference/chat_front.md, "Messages".
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from horde.chat.flattening import (
     check_text_size,
@@ -18,6 +18,7 @@ from horde.chat.flattening import (
 )
 from horde.chat.tool_history import check_tool_history
 from horde.chat.tools import parse_tool_calls
+from horde.chat.wire import Message, ToolCall
 from horde.chat_contract import (
     CHAT_IMAGE_DETAILS,
     CHAT_MESSAGE_KEYS,
@@ -44,7 +45,7 @@ _DROPPED_KEYS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
 _DROPPED_WHEN_EMPTY: Final = frozenset({"annotations", "tool_calls"})  # of an assistant message
 
 
-def parse_messages(value: object) -> list[JsonObject]:
+def parse_messages(value: object) -> list[Message]:
     """The messages to submit, without the keys that are left out.
 
     Raises ChatRequestRefused with the path of the first message at fault, RequestRefused for too
@@ -67,7 +68,7 @@ def parse_messages(value: object) -> list[JsonObject]:
     return messages
 
 
-def _parse_message(message: object, path: str) -> JsonObject:
+def _parse_message(message: object, path: str) -> Message:
     if not isinstance(message, dict):
         raise malformed_value(path, "has to be an object", RefusalKind.TYPE)
     role = _require_role(message, path)
@@ -88,11 +89,11 @@ def _parse_message(message: object, path: str) -> JsonObject:
         parsed["tool_calls"] = _parse_tool_calls(parsed["tool_calls"], f"{path}.tool_calls")
         if parsed.get("content", []) == []:  # some SDKs write an absent content as no parts
             parsed.pop("content", None)
-            return parsed
+            return cast(Message, parsed)
     if "content" not in parsed:
         raise malformed_value(f"{path}.content", "is required", RefusalKind.MISSING)
     parsed["content"] = _parse_content(parsed["content"], role, f"{path}.content")
-    return parsed
+    return cast(Message, parsed)
 
 
 def _require_role(message: JsonObject, path: str) -> str:
@@ -114,7 +115,7 @@ def _require_call_id(parsed: JsonObject, path: str) -> None:
     )
 
 
-def _parse_tool_calls(value: object, path: str) -> list[JsonObject]:
+def _parse_tool_calls(value: object, path: str) -> list[ToolCall]:
     """The calls without what stream accumulators and parsers of the SDKs leave in them."""
     if isinstance(value, list):
         value = [drop_keys(call, "index", CACHE_HINT) for call in value]

@@ -27,6 +27,7 @@ from horde.chat.tools import (
     parse_tool_choice,
     parse_tools,
 )
+from horde.chat.wire import Tool
 from horde.chat_contract import (
     ChatHordeOptions,
     ChatRequestRefused,
@@ -212,7 +213,7 @@ def _is_allowed_tools(choice: Any) -> bool:
     return isinstance(choice, dict) and choice.get("type") == "allowed_tools"
 
 
-def _parse_allowed_tools(choice: JsonObject, tools: list[JsonObject]) -> tuple[str, frozenset[str]]:
+def _parse_allowed_tools(choice: JsonObject, tools: list[Tool]) -> tuple[str, frozenset[str]]:
     """The mode and the names of a choice among some of the tools.
 
     The horde has no such choice: offering those tools alone, with the mode as the choice, asks for
@@ -239,7 +240,7 @@ def _parse_allowed_tools(choice: JsonObject, tools: list[JsonObject]) -> tuple[s
     return str(mode), frozenset(names)
 
 
-def _parse_allowed_name(entry: object, path: str, tools: list[JsonObject]) -> str:
+def _parse_allowed_name(entry: object, path: str, tools: list[Tool]) -> str:
     if not isinstance(entry, dict):
         raise wrong_type(path, 'an object such as {"type": "function", "function": {"name": …}}')
     try:
@@ -269,7 +270,7 @@ def _read_parallel_tool_calls(_key: str, value: Any, body: JsonObject) -> object
     return parse_parallel_tool_calls(value, _guess_tools(body))
 
 
-def _guess_tools(body: JsonObject) -> list[JsonObject]:
+def _guess_tools(body: JsonObject) -> list[Tool]:
     """The tools as far as they can be read: what is wrong with them is reported at their own
     place.
     """
@@ -279,7 +280,9 @@ def _guess_tools(body: JsonObject) -> list[JsonObject]:
     named = [
         tool for tool in tools if isinstance(tool, dict) and isinstance(tool.get("function"), dict)
     ]
-    return [{"function": {"name": tool["function"].get("name")}} for tool in named]
+    return [
+        {"type": "function", "function": {"name": tool["function"].get("name")}} for tool in named
+    ]
 
 
 def _read_response_format(_key: str, value: Any, body: JsonObject) -> object:

@@ -17,6 +17,7 @@ from horde.chat.flattening import (
     iter_message_texts,
 )
 from horde.chat.images import SubmittedImage
+from horde.chat.wire import Message
 from horde.chat_contract import (
     MAX_CHAT_IMAGE_TOTAL_BYTES,
     MAX_CHAT_IMAGE_TOTAL_BYTES_UNTRUSTED,
@@ -110,7 +111,7 @@ def moderate_messages(session: Session, submitter: Submitter, chat: ChatRequest)
     return replace(chat, messages=rewritten, flattened=flattened)
 
 
-def _join_texts(messages: list[dict[str, Any]]) -> str:
+def _join_texts(messages: Sequence[Message]) -> str:
     """What the messages say, without the role labels of the flattened prompt."""
     return "".join(text for message in messages for text in iter_message_texts(message)).strip()
 

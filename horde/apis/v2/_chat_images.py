@@ -16,7 +16,8 @@ from horde.chat.images import (
     check_total_of_data_urls,
 )
 from horde.chat.stored_objects import build_chat_image_key, count_inlined_bytes
-from horde.chat_contract import MAX_CHAT_BODY_BYTES, JsonObject
+from horde.chat.wire import Message
+from horde.chat_contract import MAX_CHAT_BODY_BYTES
 from horde.exceptions import RequestTooLarge
 from horde.image import (
     MAX_DECODING_COUNT,
@@ -50,7 +51,7 @@ def load_images(
         return encoded.finish()
 
 
-def check_inlined_size(messages: Sequence[JsonObject], jpegs: Mapping[str, bytes]) -> None:
+def check_inlined_size(messages: Sequence[Message], jpegs: Mapping[str, bytes]) -> None:
     """Hold the messages with their images inside to the bound of a body, which is what workers read
     at most.
 

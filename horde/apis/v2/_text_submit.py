@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 from horde import metrics
 from horde.apis.requests import get_config
 from horde.chat.reply_rules import explain_cut_reply
+from horde.chat.wire import Reply
 from horde.chat_signal import ChatEvent, publish_chat_event
 from horde.classes.base.suspicion import Suspicion
 from horde.classes.base.worker import is_backend_validated
@@ -159,7 +160,7 @@ def verify_chat_submission(submission: ChatSubmission, job: JobFacts) -> tuple[S
     May run the schema helper, so no transaction may be open. Raises BadRequest with
     ChatSubmitInvalid or ChatSubmitNonconformant.
     """
-    message = submission.message or {}
+    message = submission.message or Reply(role="assistant", content="")
     try:
         verified = verify_chat_reply(
             message, job.chat_extras, ChatConformance(job.chat_conformance), submission.state

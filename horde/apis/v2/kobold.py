@@ -32,6 +32,7 @@ from horde.chat.images import (
     check_total_of_data_urls,
     list_kept_images,
 )
+from horde.chat.wire import Message
 from horde.chat_contract import MAX_CHAT_BODY_BYTES
 from horde.chat_progress import PostOutcome
 from horde.classes.kobold.chat_request import (
@@ -314,7 +315,7 @@ class ChatAsyncGenerate(Resource):
     def load_chat_images(
         wp_id: UUID,
         images: Sequence[SubmittedImage],
-        messages: Sequence[dict[str, Any]],
+        messages: Sequence[Message],
         cap_bytes: int,
     ) -> dict[str, bytes]:
         """The images of an inactive request as they will be stored, by key.
@@ -330,7 +331,7 @@ class ChatAsyncGenerate(Resource):
     def store_objects(
         cls,
         wp_id: UUID,
-        messages: list[dict[str, Any]],
+        messages: list[Message],
         jpegs: Mapping[str, bytes],
         sent: list[str],
     ) -> None:
@@ -354,7 +355,7 @@ class ChatAsyncGenerate(Resource):
 
     @staticmethod
     def prepare_messages_offload(
-        wp_id: UUID, messages: list[dict[str, Any]], jpegs: Mapping[str, bytes]
+        wp_id: UUID, messages: list[Message], jpegs: Mapping[str, bytes]
     ) -> ChatMessagesOffload | None:
         """The messages as one object, when the horde is set so and they are large; the row says so
         before it is stored.

@@ -41,7 +41,7 @@ from horde.chat.flattening import (
     count_image_parts,
     iter_message_texts,
 )
-from horde.chat.images import list_image_parts
+from horde.chat.images import list_image_parts, rewrite_image_urls
 from horde.chat.messages import (
     carries_tool_turn,
     parse_messages,
@@ -71,7 +71,7 @@ from horde.chat.stored_objects import (
     build_chat_image_reference,
     build_offload,
 )
-from horde.chat.strict_schema import check_strict_schemas
+from horde.chat.strict_schema import check_strict_schemas, find_strict_schema
 from horde.chat.submission import (
     ChatSubmission,
     SubmissionState,
@@ -86,6 +86,15 @@ from horde.chat.tools import (
     parse_response_format,
     parse_tool_choice,
     parse_tools,
+)
+from horde.chat.wire import (
+    ChatExtras,
+    Message,
+    Reply,
+    ResponseFormat,
+    Tool,
+    ToolCall,
+    ToolChoice,
 )
 from horde.chat_contract import (
     WORKER_FAULT_MESSAGES,
@@ -182,14 +191,14 @@ class ChatRequest:
     """
 
     models: tuple[str, ...]
-    messages: list[JsonObject]
+    messages: list[Message]
     flattened: FlattenedChat  # of the messages and the tools
     text_params: JsonObject
     horde: ChatHordeOptions
-    tools: list[JsonObject]
-    tool_choice: str | JsonObject | None
+    tools: list[Tool]
+    tool_choice: ToolChoice | None
     parallel_tool_calls: bool | None
-    response_format: JsonObject | None
+    response_format: ResponseFormat | None
     stream: bool
     lists_models: bool = False  # sent as `models`, so that a refusal names the entry
 
@@ -226,7 +235,7 @@ class ChatWorkerTargeting:
 class VerifiedChatReply:
     """A reply that may be stored, and how many calls the single-call rule took out of it."""
 
-    message: JsonObject
+    message: Reply
     dropped_tool_call_count: int = 0
 
 
@@ -270,10 +279,12 @@ def parse_chat_request(body: object) -> ChatRequest:
 
 
 def _check_openai_guards(chat: ChatRequest) -> None:
-    if (
-        not chat.horde.openai_guards
-        or (chat.response_format or {}).get("type") != ChatResponseFormatType.JSON_OBJECT
-    ):
+    response_format = chat.response_format
+    asks_for_object = (
+        response_format is not None
+        and response_format["type"] == ChatResponseFormatType.JSON_OBJECT
+    )
+    if not chat.horde.openai_guards or not asks_for_object:
         return
     if not any(
         _JSON_WORD.search(text) for message in chat.messages for text in iter_message_texts(message)
@@ -285,7 +296,7 @@ def _check_openai_guards(chat: ChatRequest) -> None:
         raise request_conflict("messages", message)
 
 
-def build_text_params(body: Mapping[str, Any], horde: ChatHordeOptions) -> JsonObject:
+def build_text_params(body: Mapping[str, object], horde: ChatHordeOptions) -> JsonObject:
     """The text parameters a chat body maps to, under their native names and in their ranges.
 
     Only what the client sent, and always `max_length`. Raises PayloadInvalid for a number outside
@@ -329,15 +340,13 @@ def build_worker_targeting(horde: ChatHordeOptions) -> ChatWorkerTargeting:
 # ---------------------------------------------------------------------------------------------
 
 
-def flatten_messages(
-    messages: Sequence[Mapping[str, Any]], tools: Sequence[JsonObject] | None = None
-) -> str:
+def flatten_messages(messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> str:
     """The prompt column of a chat request; workers never receive it."""
     return FlattenedChat.read(messages, tools).join()
 
 
 def estimate_chat_prompt_tokens(
-    messages: Sequence[Mapping[str, Any]], tools: Sequence[JsonObject] | None = None
+    messages: Sequence[Message], tools: Sequence[Tool] | None = None
 ) -> int:
     """The tokens of the flattened prompt and 512 for each image; an estimate, since no tokenizer is
     known here.
@@ -346,8 +355,8 @@ def estimate_chat_prompt_tokens(
 
 
 def truncate_oldest_messages(
-    messages: Sequence[JsonObject], tools: Sequence[JsonObject] | None = None, *, token_budget: int
-) -> list[JsonObject]:
+    messages: Sequence[Message], tools: Sequence[Tool] | None = None, *, token_budget: int
+) -> list[Message]:
     """The messages that stay when whole turns go, oldest first, until the estimate is within the
     budget.
 
@@ -360,7 +369,7 @@ def truncate_oldest_messages(
     return [message for index, message in enumerate(messages) if index not in dropped]
 
 
-def replace_image_urls(messages: Sequence[JsonObject], request_id: UUID) -> list[JsonObject]:
+def replace_image_urls(messages: Sequence[Message], request_id: UUID) -> list[Message]:
     """Copies of the messages as they are stored: each image by the key it is stored under, counted
     from 0.
 
@@ -368,20 +377,10 @@ def replace_image_urls(messages: Sequence[JsonObject], request_id: UUID) -> list
     """
     counter = count()
 
-    def replace(part: JsonObject) -> JsonObject:
-        if part["type"] != "image_url":
-            return part
-        reference = build_chat_image_reference(build_chat_image_key(request_id, next(counter)))
-        return part | {"image_url": part["image_url"] | {"url": reference}}
+    def refer(_url: str) -> str:
+        return build_chat_image_reference(build_chat_image_key(request_id, next(counter)))
 
-    return [
-        (
-            message | {"content": [replace(part) for part in message["content"]]}
-            if isinstance(message.get("content"), list)
-            else message
-        )
-        for message in messages
-    ]
+    return rewrite_image_urls(messages, refer)
 
 
 # --- requirements
@@ -391,7 +390,6 @@ def replace_image_urls(messages: Sequence[JsonObject], request_id: UUID) -> list
 def build_chat_request_traits(chat: ChatRequest) -> ChatRequestTraits:
     """What decides the guarantees and limits of a request, after OpenAI's defaults."""
     response_format = chat.response_format
-    json_schema = (response_format or {}).get("json_schema") or {}
     return ChatRequestTraits(
         offers_tools=bool(chat.tools),
         tool_choice_mode=_get_tool_choice_mode(chat.tool_choice),
@@ -403,14 +401,14 @@ def build_chat_request_traits(chat: ChatRequest) -> ChatRequestTraits:
         response_format_type=(
             None if response_format is None else ChatResponseFormatType(response_format["type"])
         ),
-        strict_schema=json_schema.get("strict") is True,
+        strict_schema=find_strict_schema(response_format) is not None,
         temperature=float(
             chat.text_params.get("temperature", CHAT_SAMPLING_DEFAULTS["temperature"])
         ),
     )
 
 
-def _get_tool_choice_mode(tool_choice: str | JsonObject | None) -> ChatToolChoiceMode:
+def _get_tool_choice_mode(tool_choice: ToolChoice | None) -> ChatToolChoiceMode:
     if tool_choice is None:
         return ChatToolChoiceMode.AUTO
     return (
@@ -460,20 +458,19 @@ def chat_tools_temperature(chat: ChatRequest) -> float | None:
 # ------------------------------------------------------------------------
 
 
-def build_chat_extras(chat: ChatRequest) -> JsonObject:
+def build_chat_extras(chat: ChatRequest) -> ChatExtras:
     """The tool keys and the format that change the answer, as the client sent them."""
-    extras: JsonObject = {"tools": chat.tools} if chat.tools else {}
-    for key, value in (
-        ("tool_choice", chat.tool_choice),
-        ("parallel_tool_calls", chat.parallel_tool_calls),
-        ("response_format", chat.response_format),
-    ):
-        if value is not None:
-            extras[key] = value
+    extras: ChatExtras = {"tools": chat.tools} if chat.tools else {}
+    if chat.tool_choice is not None:
+        extras["tool_choice"] = chat.tool_choice
+    if chat.parallel_tool_calls is not None:
+        extras["parallel_tool_calls"] = chat.parallel_tool_calls
+    if chat.response_format is not None:
+        extras["response_format"] = chat.response_format
     return extras
 
 
-def build_stored_chat_extras(chat: ChatRequest) -> JsonObject | None:
+def build_stored_chat_extras(chat: ChatRequest) -> ChatExtras | None:
     """What `chat_extras` holds: the extras and the stream hint; None when there is neither."""
     extras = build_chat_extras(chat)
     if chat.stream:
@@ -481,22 +478,22 @@ def build_stored_chat_extras(chat: ChatRequest) -> JsonObject | None:
     return extras or None
 
 
-def streams_progress(chat_extras: Mapping[str, Any] | None) -> bool:
+def streams_progress(chat_extras: ChatExtras | None) -> bool:
     """Whether a stored request asks its worker for progress."""
     return bool(chat_extras and chat_extras.get(CHAT_STREAM_PROGRESS_KEY))
 
 
-def build_worker_chat_extras(chat_extras: Mapping[str, Any] | None) -> JsonObject:
+def build_worker_chat_extras(chat_extras: ChatExtras | None) -> ChatExtras:
     """The extras as a worker gets them: without the tools under `none`, only the one tool of a
     function choice.
     """
-    extras = {
-        key: value for key, value in (chat_extras or {}).items() if key != CHAT_STREAM_PROGRESS_KEY
-    }
+    extras: ChatExtras = {**chat_extras} if chat_extras else {}
+    extras.pop("stream_progress", None)
     choice = extras.get("tool_choice")
     if choice == ChatToolChoiceMode.NONE.value:
-        return {key: value for key, value in extras.items() if key == "response_format"}
-    if isinstance(choice, dict):
+        response_format = extras.get("response_format")
+        return {} if response_format is None else {"response_format": response_format}
+    if choice is not None and not isinstance(choice, str):
         name = choice["function"]["name"]
         extras["tools"] = [tool for tool in extras["tools"] if tool["function"]["name"] == name]
         extras["tool_choice"] = ChatToolChoiceMode.REQUIRED.value
@@ -505,9 +502,9 @@ def build_worker_chat_extras(chat_extras: Mapping[str, Any] | None) -> JsonObjec
 
 def build_chat_job_payload(
     *,
-    messages: Sequence[JsonObject],
+    messages: Sequence[Message],
     text_params: Mapping[str, Any],
-    chat_extras: Mapping[str, Any] | None,
+    chat_extras: ChatExtras | None,
     max_length: int,
     max_context_length: int,
     messages_url: str | None = None,
@@ -555,7 +552,7 @@ def select_chat_transport(
 
 def build_chat_messages_offload(
     request_id: UUID,
-    messages: Sequence[JsonObject],
+    messages: Sequence[Message],
     jpegs: Mapping[str, bytes],
     *,
     largest_inline_bytes: int,
@@ -580,7 +577,7 @@ def build_operation_fingerprint(chat: ChatRequest) -> str:
     """
     image_urls = [image.image_url["url"] for image in list_image_parts(chat.messages)]
     identity: JsonObject = {
-        "messages": _mark_images(chat.messages),
+        "messages": rewrite_image_urls(chat.messages, lambda _url: _IMAGE_MARK),
         "params": {
             key: value
             for key, value in chat.text_params.items()
@@ -610,37 +607,13 @@ def _write_canonical(value: object) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
-def _mark_images(messages: Sequence[JsonObject]) -> list[JsonObject]:
-    """The messages with a mark for each image's URL, so that megabytes of images are written one at
-    a time.
-    """
-    return [
-        (
-            message
-            | {
-                "content": [
-                    (
-                        part | {"image_url": part["image_url"] | {"url": _IMAGE_MARK}}
-                        if part["type"] == "image_url"
-                        else part
-                    )
-                    for part in message["content"]
-                ]
-            }
-            if isinstance(message.get("content"), list)
-            else message
-        )
-        for message in messages
-    ]
-
-
 # --- reply
 # ----------------------------------------------------------------------------------------------------------
 
 
 def verify_chat_reply(
-    message: JsonObject,
-    chat_extras: Mapping[str, Any] | None,
+    message: Reply,
+    chat_extras: ChatExtras | None,
     conformance: ChatConformance,
     state: SubmissionState = SubmissionState.OK,
 ) -> VerifiedChatReply:
@@ -662,7 +635,7 @@ def verify_chat_reply(
 
 
 def chat_reply_finish_reason(
-    finish_reason: str, message: Mapping[str, Any], chat_extras: Mapping[str, Any] | None
+    finish_reason: str, message: Reply, chat_extras: ChatExtras | None
 ) -> str:
     """The finish reason as stored: calls under a forced function finish with `stop`, as OpenAI's
     do.
@@ -673,7 +646,7 @@ def chat_reply_finish_reason(
     return finish_reason
 
 
-def list_reply_texts(message: Mapping[str, Any]) -> list[str]:
+def list_reply_texts(message: Reply) -> list[str]:
     """What the model wrote of a reply: content, reasoning, and each call's function name and
     arguments.
     """
@@ -682,16 +655,16 @@ def list_reply_texts(message: Mapping[str, Any]) -> list[str]:
     return [message.get("content") or "", message.get("reasoning_content") or "", *called]
 
 
-def chat_reply_characters(message: Mapping[str, Any]) -> int:
+def chat_reply_characters(message: Reply) -> int:
     """The characters a reply is priced by."""
     return sum(map(len, list_reply_texts(message)))
 
 
-def build_stored_reply(message: Mapping[str, Any]) -> JsonObject:
+def build_stored_reply(message: Reply) -> Reply:
     """The reply as stored and shown: no character that Postgres refuses, calls and reasoning only
     when submitted.
     """
-    stored: JsonObject = {"role": "assistant", "content": _replace_in(message.get("content"))}
+    stored: Reply = {"role": "assistant", "content": _replace_in(message.get("content"))}
     if message.get("tool_calls"):
         stored["tool_calls"] = [_build_stored_call(call) for call in message["tool_calls"]]
     if message.get("reasoning_content") is not None:
@@ -703,7 +676,7 @@ def _replace_in(text: str | None) -> str | None:
     return None if text is None else replace_unstorable(text)
 
 
-def _build_stored_call(call: Mapping[str, Any]) -> JsonObject:
+def _build_stored_call(call: ToolCall) -> ToolCall:
     function = call["function"]
     return {
         "id": replace_unstorable(call["id"]),

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """Text and chat jobs."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -25,6 +24,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from horde import chat_progress, metrics
+from horde.chat.wire import Reply
 from horde.chat_progress import StreamLease, compute_max_progress_bytes
 from horde.classes.base.processing_generation import ProcessingGeneration
 from horde.classes.base.worker import (
@@ -211,9 +211,7 @@ class TextProcessingGeneration(ProcessingGeneration):
         return session.scalar(_SETTLE_CANCELLED, values) is not None
 
     @staticmethod
-    def get_things_count(
-        message: Mapping[str, Any] | None, generation: str | None, max_length: int
-    ) -> int:
+    def get_things_count(message: Reply | None, generation: str | None, max_length: int) -> int:
         """Tokens a reply is priced and timed by: a chat reply's message, else a text; 0 with
         neither.
         """
@@ -222,9 +220,7 @@ class TextProcessingGeneration(ProcessingGeneration):
         return 0 if generation is None else count_text_tokens(len(generation), max_length)
 
     @staticmethod
-    def get_generated_tokens(
-        message: Mapping[str, Any] | None, generation: str | None, max_length: int
-    ) -> int:
+    def get_generated_tokens(message: Reply | None, generation: str | None, max_length: int) -> int:
         """Tokens a reply is taken to have been generated of, by which its worker's speed is known.
 
         Unlike what it is priced by, a short reply is not raised to the least that is paid for, and
@@ -240,7 +236,7 @@ class TextProcessingGeneration(ProcessingGeneration):
 
     @staticmethod
     def get_submission_columns(
-        submission: ChatSubmission, message: Mapping[str, Any], finish_reason: str
+        submission: ChatSubmission, message: Reply, finish_reason: str
     ) -> dict[str, Any]:
         """What one update writes of a verified chat reply: every column of it or, for a loser of
         the race, none.

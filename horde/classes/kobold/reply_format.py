@@ -6,27 +6,22 @@ Source: docs/reference/chat_requests.md, "Reply verification".
 """
 
 import json
-from collections.abc import Mapping
-from typing import Any, NoReturn
-
-from horde_sdk.generation_parameters.text.chat_policy import ChatResponseFormatType
+from typing import NoReturn
 
 from horde.chat.reply_rules import nonconformant_reply
-from horde.chat_contract import JsonObject
+from horde.chat.strict_schema import find_strict_schema
+from horde.chat.wire import ChatExtras, Reply
 from horde.classes.kobold.reply_schema import SchemaVerdict, check_content_against_schema
 
 
-def check_response_format(message: JsonObject, extras: Mapping[str, Any]) -> None:
+def check_response_format(message: Reply, extras: ChatExtras) -> None:
     """The text has the form the request asks for; a reply that only calls is exempt."""
     response_format = extras.get("response_format")
     content = message.get("content") or ""
     if response_format is None or (not content and message.get("tool_calls")):
         return
-    json_schema = response_format.get("json_schema") or {}
-    if (
-        response_format["type"] == ChatResponseFormatType.JSON_SCHEMA.value
-        and json_schema.get("strict") is True
-    ):
+    json_schema = find_strict_schema(response_format)
+    if json_schema is not None:
         _check_schema(content, json_schema["schema"])
     elif not _is_json_object(content):
         raise nonconformant_reply(

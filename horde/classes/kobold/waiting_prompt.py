@@ -43,7 +43,7 @@ from horde.chat.stored_objects import (
     list_stored_chat_object_keys,
     replace_stored_images,
 )
-from horde.chat_contract import JsonObject
+from horde.chat.wire import ChatExtras, Message
 from horde.classes.base.waiting_prompt import LIVE, QUEUE_RANK, TerminalOutcome, WaitingPrompt
 from horde.classes.kobold.chat_request import (
     CHAT_WORKER_FAULT_MESSAGES,
@@ -146,25 +146,21 @@ class TextWaitingPrompt(WaitingPrompt):
     max_context_length: Mapped[int] = mapped_column(Integer, default=2048, nullable=True)
     softprompt: Mapped[str | None] = mapped_column(String(255))
     is_chat: Mapped[bool] = mapped_column(Boolean, default=False)
-    messages: Mapped[list[dict[str, Any]] | None] = mapped_column(
-        JSONB(none_as_null=True), deferred=True
-    )
+    messages: Mapped[list[Message] | None] = mapped_column(JSONB(none_as_null=True), deferred=True)
     operation_key: Mapped[UUID | None] = mapped_column(Uuid)
     operation_fingerprint: Mapped[str | None] = mapped_column(CHAR(64))
     context_adjustments: Mapped[list[dict[str, Any]] | None] = mapped_column(
         JSONB(none_as_null=True)
     )
-    chat_extras: Mapped[dict[str, Any] | None] = mapped_column(
-        JSONB(none_as_null=True), deferred=True
-    )
+    chat_extras: Mapped[ChatExtras | None] = mapped_column(JSONB(none_as_null=True), deferred=True)
     chat_required_features: Mapped[list[str] | None] = mapped_column(ARRAY(Text))
     chat_conformance: Mapped[str] = mapped_column(String(16), default="strict")
     chat_tools_temperature: Mapped[float | None] = mapped_column(Float)
     chat_messages_offloaded: Mapped[bool] = mapped_column(Boolean, default=False)
     chat_fault_reason: Mapped[str | None] = mapped_column(String(1000))
     chat_fault_rc: Mapped[str | None] = mapped_column(String(32))
-    messages_text: Mapped[list[JsonObject] | None] = mapped_column(WrittenJson, deferred=True)
-    chat_extras_text: Mapped[JsonObject | None] = mapped_column(WrittenJson, deferred=True)
+    messages_text: Mapped[list[Message] | None] = mapped_column(WrittenJson, deferred=True)
+    chat_extras_text: Mapped[ChatExtras | None] = mapped_column(WrittenJson, deferred=True)
 
     @staticmethod
     def calculate_kudos(
@@ -263,7 +259,7 @@ class TextWaitingPrompt(WaitingPrompt):
 
     def build_worker_messages(
         self, transport: ChatImageTransport, ttl_seconds: int, store: ObjectStore
-    ) -> list[JsonObject]:
+    ) -> list[Message]:
         """The messages with each image as the worker declared it: a signed URL, or the stored JPEG
         itself.
 
@@ -428,7 +424,7 @@ def select_as_sent(columns: Any, name: str) -> ColumnElement[Any]:
 
 
 def build_sent_columns(
-    messages: Sequence[JsonObject] | None, chat_extras: JsonObject | None
+    messages: Sequence[Message] | None, chat_extras: ChatExtras | None
 ) -> dict[str, Any]:
     """The columns that hold what a client sent: jsonb for statements, and text where that changes
     the form.
