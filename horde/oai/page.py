@@ -5,22 +5,17 @@ The page may load and call nothing but this server, and no markup can come from 
 policy forbids both.
 """
 
-import hashlib
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from starlette.datastructures import Headers
+from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
 FOLDER: Final = Path(__file__).with_name("page")
-FILES: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
-    {
-        "/": ("index.html", "text/html; charset=utf-8"),
-        "/chat.css": ("chat.css", "text/css; charset=utf-8"),
-        "/chat.js": ("chat.js", "text/javascript; charset=utf-8"),
-    }
+FILES: Final[Mapping[str, str]] = MappingProxyType(
+    {"/": "index.html", "/chat.css": "chat.css", "/chat.js": "chat.js"}
 )
 POLICY: Final = "; ".join(
     (
@@ -50,32 +45,15 @@ type Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 def build_page_handlers() -> dict[str, Handler]:
-    """Path to handler of its GET, for each file of the page. Reads the files once."""
-    return {
-        path: build_handler((FOLDER / name).read_bytes(), kind)
-        for path, (name, kind) in FILES.items()
-    }
+    """Path to handler of its GET, for each file of the page."""
+    files = StaticFiles(directory=FOLDER)
+    return {path: _build_handler(files, name) for path, name in FILES.items()}
 
 
-def build_handler(content: bytes, kind: str) -> Handler:
-    """An ASGI handler that answers with this content: 200, or 304 when the client has it."""
-    tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
-    common = [(name.encode(), value.encode()) for name, value in {**HEADERS, "etag": tag}.items()]
-    described = [
-        *common,
-        (b"content-type", kind.encode()),
-        (b"content-length", str(len(content)).encode()),
-    ]
-
-    async def handle(scope: Scope, _receive: Receive, send: Send) -> None:
-        known = Headers(scope=scope).get("if-none-match", "")
-        if tag in [word.strip().removeprefix("W/") for word in known.split(",")]:
-            await send({"type": "http.response.start", "status": 304, "headers": common})
-            await send({"type": "http.response.body", "body": b""})
-            return
-        await send({"type": "http.response.start", "status": 200, "headers": described})
-        await send(
-            {"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else content}
-        )
+def _build_handler(files: StaticFiles, name: str) -> Handler:
+    async def handle(scope: Scope, receive: Receive, send: Send) -> None:
+        response = await files.get_response(name, scope)
+        response.headers.update(HEADERS)
+        await response(scope, receive, send)
 
     return handle

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """JSON answers as ASGI messages, with the headers every answer of the front has.
 
-Source: docs/reference/chat_front.md, "Headers" and "Browsers".
+By hand, since Starlette's own would not do: its JSON answer fails on half of a surrogate pair and
+on a header of a gateway beyond latin-1, its CORS answers a preflight with a page of text and
+without a request id, and its handlers of exceptions leave those nobody foresaw to the server, whose
+log would quote them. Source: docs/reference/chat_front.md, "Headers" and "Browsers".
 """
 
 import json

@@ -163,6 +163,23 @@ def test_an_error_is_readable_and_the_message_can_be_sent_again(page: Page, stac
     assert page.evaluate("document.querySelectorAll('.turn').length") == 2
 
 
+def test_whoever_finds_no_worker_that_promises_all_is_offered_those_that_promise_less(
+    page: Page, stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """U-23: at a click, and from then on."""
+    with monkeypatch.context() as patch:
+        patch.setattr("tests.clients._worker.FEATURES", ["tools"])
+        wait_until(lambda: "best_effort" in ask_and_wait(page, "The sky?"))
+        assert "Ask workers that promise less" in page.text("#turns article:last-child")
+        page.click("#turns article:last-child .again")
+        page.wait_for(IS_IDLE)
+        assert REPLY in page.text("#turns article:last-child")
+        assert page.evaluate("document.querySelector('#best-effort').checked") is True
+        assert REPLY in ask_and_wait(page, "And now?")
+    page.evaluate("document.querySelector('#best-effort').checked = false")
+    wait_until(lambda: REPLY in ask_and_wait(page, "And then?"))
+
+
 def test_a_key_that_cannot_be_sent_is_named_as_the_fault(page: Page) -> None:
     page.fill("#key", "“no-key”")
     shown = ask_and_wait(page, "The sky?")

@@ -37,7 +37,12 @@ from tests.integration.chat_front import (
     wait_until,
 )
 from tests.integration.instruments import Counting
-from tests.integration.text_horde import count_rows, get_request, require_worker
+from tests.integration.text_horde import (
+    change_worker,
+    count_rows,
+    get_request,
+    require_worker,
+)
 
 EVENTS = (False, True)
 ANONYMOUS_KEY = "0000000000"
@@ -378,6 +383,42 @@ def test_a_strict_reply_cut_at_its_limit_says_so_and_what_to_raise(
     assert error["code"] == "nonconformant_reply"
     assert "cut at the limit of 16 tokens" in error["message"]
     assert f"Raise '{key}'" in error["message"]
+
+
+@pytest.mark.parametrize("mode", ["wait", "fail_fast"])
+def test_a_request_that_no_worker_is_fast_enough_for_is_told_the_length_that_is_served(
+    stack: FrontStack, mode: str
+) -> None:
+    """U-10: without it nobody would know that speed is the reason."""
+    stack.horde.take_nothing()
+    change_worker("chat worker", speed=2.0)
+    changes: dict[str, Any] = {"max_tokens": ..., "max_completion_tokens": 512}
+    changes["horde"] = {"availability_mode": mode}
+    status, error = stack.refuse(**changes)
+    assert (status, error["code"], error["param"]) == (
+        503,
+        "no_worker_available",
+        "max_completion_tokens",
+    )
+    assert "'max_completion_tokens' to 240 or less" in error["message"]
+    assert error["metadata"]["largest_max_length"] == 240
+
+
+@pytest.mark.parametrize("levels", [11, 48, 100])
+def test_a_schema_that_nests_too_deep_is_named_with_its_path(
+    stack: FrontStack, levels: int
+) -> None:
+    """U-05: the bound of the body's own depth lies far above."""
+    schema: Body = {"type": "string"}
+    for _ in range(levels):
+        schema = {"type": "object", "properties": {"a": schema}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    status, error = stack.refuse(tools=[tool])
+    assert (status, error["code"], error["param"]) == (
+        400,
+        "unsupported_value",
+        "tools[0].function.parameters",
+    )
 
 
 def test_a_strict_request_without_a_worker_names_best_effort(stack: FrontStack) -> None:
