@@ -102,6 +102,7 @@ class Planner:
             if self._announced == plan:
                 return
             self._announced = plan
+        limits = plan.declaration.limits
         logger.info(
             "horde.bridge.serving",
             extra={
@@ -109,6 +110,7 @@ class Planner:
                 "model": plan.model,
                 "max_length": plan.max_length,
                 "max_context_length": plan.profile.context_tokens,
+                "chat_context_length": limits.max_context_length if limits else None,
                 "declares": ",".join(sorted(plan.declaration.features)),
             },
         )

@@ -326,6 +326,23 @@ def running_thinker() -> Iterator[ThinkingBackend]:
             thread.join()
 
 
+@pytest.mark.parametrize("mode", ["wait", "fail_fast"])
+def test_chats_for_a_model_whose_only_worker_was_stopped_are_refused_at_once(
+    horde: Horde, client: Account, owner: Account, mode: str
+) -> None:
+    model = f"tests/leaving-{mode}"
+    chat = build_chat_request(model, horde={"availability_mode": mode})
+    with running_thinker() as backend:
+        address = f"http://127.0.0.1:{backend.server_address[1]}"
+        with running_bridge(
+            horde, owner.key, address, f"leaver {mode}", "--model", model
+        ) as bridge:
+            bridge.terminate()
+            assert bridge.wait(60) == 0
+    answer = horde.api.post("/generate/chat/async", chat, client.key)
+    assert (answer.status_code, answer.json()["rc"]) == (404, "UnknownChatModel")
+
+
 def test_reasoning_is_told_apart_from_the_answer(
     horde: Horde, client: Account, owner: Account
 ) -> None:
