@@ -11,6 +11,7 @@ from horde import clock
 from horde.actions.actors import Actor, By, require_actor
 from horde.actions.acts import record_act
 from horde.classes.base.style import (
+    DECIDED_BY_REQUEST,
     PROMPT_FIELD,
     RESERVED_FIELDS,
     ParameterOverride,
@@ -23,6 +24,7 @@ from horde.classes.base.style import (
 from horde.classes.kobold.text_params import (
     DEFAULT_MAX_CONTEXT_LENGTH,
     DEFAULT_TEXT_MAX_LENGTH,
+    TEXT_PARAM_LISTS,
     TEXT_PARAM_RANGES,
     TEXT_PARAM_SWITCHES,
     check_text_param_rules,
@@ -38,19 +40,23 @@ from horde.return_codes import ReturnCode
 from horde.shapes.acts import ModeratorAction
 from horde.shapes.base import SimpleResponse
 from horde.shapes.styles import (
+    MAX_STYLE_MODELS,
+    MAX_STYLE_TAGS,
     MAX_TEMPLATE_FIELDS,
+    Ceilings,
+    ParamContract,
     ParameterPolicy,
+    StyleContract,
     StyleModify,
     StylesQuery,
     TemplateField,
+    TextStyleContract,
     TextStyleDetails,
     TextStyleInput,
     TextStylePatch,
 )
 
-_PARAM_NAMES = frozenset(
-    {*TEXT_PARAM_RANGES, *TEXT_PARAM_SWITCHES, "stop_sequence", "sampler_order"}
-)
+_PARAM_NAMES = frozenset({*TEXT_PARAM_RANGES, *TEXT_PARAM_SWITCHES, *TEXT_PARAM_LISTS})
 
 
 def list_text_styles(query: StylesQuery) -> list[TextStyleDetails]:
@@ -69,6 +75,34 @@ def show_text_style_by_name(name: str) -> TextStyleDetails:
     """One style by any of its names. Errors: NotFound, BadRequest for one of another type."""
     with transaction() as session:
         return styles.find_text_style_by_name(session, name)
+
+
+def show_style_contract() -> StyleContract:
+    """What a style may say, for programs that help to write one."""
+    ranges = {
+        name: ParamContract(
+            type="integer" if bounds.is_integer else "number",
+            minimum=bounds.minimum,
+            maximum=bounds.maximum,
+        )
+        for name, bounds in TEXT_PARAM_RANGES.items()
+        if name != "n"
+    }
+    switches = {name: ParamContract(type="boolean") for name in sorted(TEXT_PARAM_SWITCHES)}
+    lists = {name: ParamContract(type="array") for name in TEXT_PARAM_LISTS}
+    return StyleContract(
+        text=TextStyleContract(
+            params=ranges | switches | lists,
+            decided_by_request=list(DECIDED_BY_REQUEST),
+            overrides=list(ParameterOverride),
+            ceilings=list(Ceilings.model_fields),
+            prompt_field=PROMPT_FIELD,
+            reserved_fields=sorted(RESERVED_FIELDS),
+            max_template_fields=MAX_TEMPLATE_FIELDS,
+            max_models=MAX_STYLE_MODELS,
+            max_tags=MAX_STYLE_TAGS,
+        )
+    )
 
 
 def create_text_style(by: By, body: TextStyleInput) -> StyleModify:

@@ -17,6 +17,7 @@ from horde.classes.base.user import WIPED, User, UserSharedKey
 from horde.classes.base.worker import Worker
 from horde.database.sharedkeys import delete_shared_key
 from horde.database.users import announce_change
+from horde.database.workers import announce_owner_change
 from horde.exceptions import Locked
 from horde.return_codes import ReturnCode
 
@@ -62,6 +63,7 @@ def _delete_workers(session: Session, user_id: int) -> None:
         "A worker of the account still has jobs. Put it into maintenance and try again in half an hour.",
         ReturnCode.LOCKED,
     )
+    announce_owner_change(session, user_id)
     own = select(Worker.id).where(Worker.user_id == user_id)
     if session.scalar(select(exists().where(ProcessingGeneration.worker_id.in_(own)))):
         raise locked

@@ -112,7 +112,8 @@ class _StyleOptions(Body):
         StyleId | None, Field(description="A shared key of yours that pays for its requests.")
     ] = None
     parameter_policy: ParameterPolicy | None = None
-    template_fields: list[TemplateField] | None = None
+    # The bound keeps a refusal short; more than 16 has a code of its own.
+    template_fields: Annotated[list[TemplateField] | None, Field(max_length=64)] = None
 
 
 class TextStyleInput(_StyleOptions):
@@ -204,3 +205,35 @@ class CollectionDetails(SparseAnswer):
     public: bool
     styles: list[CollectionStyle]
     use_count: int
+
+
+class ParamContract(SparseAnswer):
+    """What a param of a style may be."""
+
+    type: Annotated[str, Field(description="`integer`, `number`, `boolean` or `array`.")]
+    minimum: float | None = None
+    maximum: float | None = None
+
+
+class TextStyleContract(Answer):
+    """What a style for text may say."""
+
+    params: dict[str, ParamContract]
+    decided_by_request: Annotated[
+        list[str], Field(description="Params of the request, where the style names none.")
+    ]
+    overrides: list[str]
+    ceilings: list[str]
+    prompt_field: str
+    reserved_fields: list[str]
+    max_template_fields: int
+    max_models: int
+    max_tags: int
+
+
+class StyleContract(SparseAnswer):
+    """What styles may say, by the type of style; this horde has none for images yet."""
+
+    schema_version: int = 1
+    text: TextStyleContract
+    image: dict[str, Any] = Field(default_factory=dict)

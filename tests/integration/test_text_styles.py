@@ -265,6 +265,20 @@ def test_a_style_for_images_is_not_shown_nor_used_as_one_for_text(
     assert refused(api.post("/collections", mixed, key)) == (400, "StyleMismatch")
 
 
+def test_the_contract_names_what_a_style_may_say(api: Api, author: tuple[int, str]) -> None:
+    contract = api.get("/status/style_contract").json
+    assert (contract["schema_version"], contract["image"]) == (1, {})
+    text = contract["text"]
+    assert "n" not in text["params"]
+    assert text["params"]["temperature"] == {"type": "number", "minimum": 0.0, "maximum": 5.0}
+    assert text["ceilings"] == ["max_length", "max_context_length", "n"]
+    values = {"integer": 100, "number": 1, "boolean": True, "array": ["a"]}
+    params = {name: values[each["type"]] for name, each in text["params"].items()}
+    params |= {"sampler_order": list(range(7)), "max_context_length": 2048}
+    style_id = make_style(api, author[1], params=params)
+    assert api.get(f"/styles/text/{style_id}").json["params"].keys() == text["params"].keys()
+
+
 # --- collections
 
 

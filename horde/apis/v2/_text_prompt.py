@@ -10,7 +10,12 @@ from uuid import UUID
 from sqlalchemy.orm import Session
 
 from horde.apis.v2._text_generate import StoredRequest
-from horde.classes.base.style import fill_template, find_param_above_ceiling, merge_params
+from horde.classes.base.style import (
+    DECIDED_BY_REQUEST,
+    fill_template,
+    find_param_above_ceiling,
+    merge_params,
+)
 from horde.classes.kobold.text_request import (
     FREE_EXTRA_SOURCE_IMAGES,
     MAX_EXTRA_SOURCE_IMAGES,
@@ -30,8 +35,6 @@ from horde.exceptions import BadRequest
 from horde.return_codes import ReturnCode
 
 MAX_SOFTPROMPT_LENGTH = 255  # what the column holds
-# Params that a request decides where its style says nothing of them.
-DECIDED_BY_REQUEST = ("n", "max_length", "max_context_length")
 
 
 def find_style(session: Session, text: TextRequest) -> FoundStyle | None:

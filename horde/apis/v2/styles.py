@@ -9,13 +9,14 @@ from horde.actions import collections, styles
 from horde.apis.bodies import read_body, read_query
 from horde.apis.requests import require_api_key
 from horde.apis.swagger import build_answer_model, build_body_model, build_query_params
-from horde.limiter import limit_style_change, limit_style_create
+from horde.limiter import exempt_from_limits, limit_style_change, limit_style_create
 from horde.shapes.base import ReasonQuery, SimpleResponse
 from horde.shapes.styles import (
     CollectionDetails,
     CollectionInput,
     CollectionPatch,
     CollectionsQuery,
+    StyleContract,
     StyleModify,
     StylesQuery,
     TextStyleDetails,
@@ -31,6 +32,7 @@ style_modify = build_answer_model(namespace, StyleModify)
 collection_input = build_body_model(namespace, CollectionInput)
 collection_patch = build_body_model(namespace, CollectionPatch)
 collection_details = build_answer_model(namespace, CollectionDetails)
+style_contract = build_answer_model(namespace, StyleContract)
 simple_response = build_answer_model(namespace, SimpleResponse)
 
 REQUIRED_KEY = {"apikey": {"in": "header", "required": True}}
@@ -191,6 +193,17 @@ class CollectionByName(Resource):
         prefixes.
         """
         return collections.show_collection_by_name(collection_name).dump()
+
+
+@namespace.route("/status/style_contract")
+class StyleContractRoute(Resource):
+    """What a style may say."""
+
+    @namespace.response(200, "The contract", style_contract)
+    @exempt_from_limits
+    def get(self) -> Details:
+        """Params with their ranges, policies and templates, for programs that help to write one."""
+        return styles.show_style_contract().dump()
 
 
 def register(api: Api) -> None:

@@ -29,6 +29,8 @@ from horde.db import Base
 PROMPT_FIELD: Final = "p"
 RESERVED_FIELDS: Final = frozenset({PROMPT_FIELD, "np"})
 STYLE_KIND, COLLECTION_KIND = "style", "collection"
+# Params that a request decides where its style says nothing of them.
+DECIDED_BY_REQUEST: Final = ("n", "max_length", "max_context_length")
 
 # `{name}`, and no part of `{{name}}` or of `{{[NAME]}}`, which frontends of KoboldAI fill in.
 _FIELD: Final = re.compile(r"(?<!\{)\{([A-Za-z_][A-Za-z0-9_]{0,63})\}(?!\})")

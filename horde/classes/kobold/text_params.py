@@ -61,6 +61,7 @@ CHAT_PENALTY_RANGES: Final[Mapping[str, NumberRange]] = MappingProxyType(
         for key in ("frequency_penalty", "presence_penalty")
     }
 )
+TEXT_PARAM_LISTS: Final = ("sampler_order", "stop_sequence")
 TEXT_PARAM_SWITCHES: Final = frozenset(
     {
         "singleline",
