@@ -95,7 +95,7 @@ class TextProcessingGeneration(ProcessingGeneration):
 
     __mapper_args__ = {"polymorphic_identity": "text"}
 
-    message: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
+    message: Mapped[Reply | None] = mapped_column(JSONB(none_as_null=True))
     finish_reason: Mapped[str | None] = mapped_column(String(32))
     native_finish_reason: Mapped[str | None] = mapped_column(String(32))
     prompt_tokens: Mapped[int | None] = mapped_column(Integer)
