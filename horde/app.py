@@ -44,6 +44,7 @@ from horde.apis.v2 import users as user_routes
 from horde.config import VERSION, Config
 from horde.database import users
 from horde.limiter import init_limiter
+from horde.runtime import in_this_runtime
 
 RESOURCE_MODULES: tuple[ModuleType, ...] = (
     heartbeat,
@@ -122,6 +123,7 @@ def create_app(
     app.before_request(answer_preflight)
     app.before_request(check_storable_request)
     init_limiter(app, config, get_client_address)
+    app.wsgi_app = in_this_runtime(app.wsgi_app)  # type: ignore[method-assign]
     register_response_hooks(app, config)
     for module in resource_modules:
         module.register(api)

@@ -23,6 +23,7 @@ from horde import metrics, postgres
 from horde.config import Config
 from horde.exceptions import HordeError
 from horde.logger import build_failure_fields, get_logger, surviving
+from horde.runtime import in_this_runtime
 
 logger = get_logger(__name__)
 
@@ -155,7 +156,7 @@ class Background:
                 continue
             schedule.is_running = True
             try:
-                self._executor.submit(self._run, schedule)
+                self._executor.submit(in_this_runtime(self._run), schedule)
             except RuntimeError:  # no thread can be started now
                 schedule.is_running = False
                 raise
@@ -199,7 +200,7 @@ class BackgroundThread:
         self._background = Background(jobs, self._leadership.refresh)
         self._stop = threading.Event()
         self._thread = threading.Thread(
-            target=self._tick_until_stopped, name="horde-background", daemon=True
+            target=in_this_runtime(self._tick_until_stopped), name="horde-background", daemon=True
         )
         metrics.set_gauge_source(
             "horde.background.leader", lambda: [Observation(int(self.is_leader))]

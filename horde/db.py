@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, cast
 
 from sqlalchemy import Connection, Dialect, Engine, Table, Text, TypeDecorator, event, insert
@@ -18,11 +19,13 @@ from horde.config import Config
 from horde.exceptions import ServiceUnavailable
 from horde.json_text import read_json, write_document
 from horde.logger import build_failure_fields
+from horde.runtime import Part
 
 logger = logging.getLogger(__name__)
 
 DEADLOCK_ATTEMPTS = 5
 # Connection exceptions, operator intervention, out of connections.
+NOT_CONNECTED = "The database is not connected: call db.connect(config) first."
 _AFTER_COMMIT = "horde.after_commit"
 READS_ALONE = "horde_reads_alone"  # execution option of the connections that `reading` uses
 
@@ -58,12 +61,16 @@ class WrittenJson(TypeDecorator[Any]):
         return None if value is None else read_json(value)
 
 
-class _State:
-    """What `connect` made for this process; a module opens nothing when it is imported."""
+@dataclass(slots=True)
+class DatabaseState:
+    """What `connect` made for this runtime; a module opens nothing when it is imported."""
 
     engine: Engine | None = None
     sessions: sessionmaker[Session] | None = None
     reading_sessions: sessionmaker[Session] | None = None
+
+
+state = Part(DatabaseState)
 
 
 def connect(config: Config, *, answer_seconds: float | None = None) -> Engine:
@@ -81,12 +88,13 @@ def connect(config: Config, *, answer_seconds: float | None = None) -> Engine:
         pool_use_lifo=True,  # idle connections close by age instead of being kept warm in turn
         executemany_mode="values_plus_batch",  # several rows in one round trip
     )
-    _State.engine = engine
-    _State.sessions = sessionmaker(engine, expire_on_commit=False)
     reading_engine = engine.execution_options(**{READS_ALONE: True})
     event.listen(reading_engine, "engine_connect", _switch_to_autocommit)
     event.listen(engine, "checkin", _switch_to_transactions)
-    _State.reading_sessions = sessionmaker(reading_engine, expire_on_commit=False)
+    sessions, reading_sessions = (
+        sessionmaker(bind, expire_on_commit=False) for bind in (engine, reading_engine)
+    )
+    state.set(DatabaseState(engine, sessions, reading_sessions))
     return engine
 
 
@@ -104,15 +112,17 @@ def _switch_to_transactions(dbapi_connection: Any, _record: object) -> None:
 
 def require_engine() -> Engine:
     """The engine of this process; raises RuntimeError before `connect`."""
-    if _State.engine is None:
-        raise RuntimeError("The database is not connected: call db.connect(config) first.")
-    return _State.engine
+    engine = state.get().engine
+    if engine is None:
+        raise RuntimeError(NOT_CONNECTED)
+    return engine
 
 
 def disconnect() -> None:
     """Close every pooled connection, as after a fork or at shutdown."""
-    if _State.engine is not None:
-        _State.engine.dispose()
+    engine = state.get().engine
+    if engine is not None:
+        engine.dispose()
 
 
 @contextmanager
@@ -122,9 +132,10 @@ def transaction() -> Iterator[Session]:
     What `after_commit` gathered runs once the commit is real. Only routes, jobs and commands open
     one. Raises ServiceUnavailable when the database is away.
     """
-    if _State.sessions is None:
-        raise RuntimeError("The database is not connected: call db.connect(config) first.")
-    session = _State.sessions()
+    sessions = state.get().sessions
+    if sessions is None:
+        raise RuntimeError(NOT_CONNECTED)
+    session = sessions()
     try:
         yield session
         session.commit()
@@ -151,9 +162,10 @@ def reading() -> Iterator[Session]:
     What it loads belongs to no session afterwards. Raises ServiceUnavailable when the database is
     away.
     """
-    if _State.reading_sessions is None:
-        raise RuntimeError("The database is not connected: call db.connect(config) first.")
-    session = _State.reading_sessions()
+    sessions = state.get().reading_sessions
+    if sessions is None:
+        raise RuntimeError(NOT_CONNECTED)
+    session = sessions()
     try:
         yield session
     except PoolTimeoutError as error:

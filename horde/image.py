@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 from urllib.parse import urljoin
@@ -36,6 +37,7 @@ from horde.outbound import (
     send_public_request,
 )
 from horde.return_codes import ReturnCode
+from horde.runtime import Part
 
 MAX_REDIRECT_COUNT: Final = 3
 PHASE_SECONDS: Final = 2.0  # connecting, and each read
@@ -57,19 +59,25 @@ _FETCH_OUTCOMES: Final = {
 _HEADERS: Final = {"User-Agent": "Horde image fetch", "Accept": "image/*"}
 
 
-class _State:
-    """What `configure` noted for this process."""
+@dataclass(slots=True)
+class FetchState:
+    """What `configure` noted for this runtime."""
 
     network: Network = INTERNET
-    fetching = threading.BoundedSemaphore(DEFAULT_FETCHING_COUNT)
+    fetching: threading.BoundedSemaphore = field(
+        default_factory=lambda: threading.BoundedSemaphore(DEFAULT_FETCHING_COUNT)
+    )
+
+
+state = Part(FetchState)
 
 
 def configure(*, server_threads: int, network: Network = INTERNET) -> None:
     """Let half of a process's threads fetch at a time: hosts that answer slowly must not hold them
     all.
     """
-    _State.fetching = threading.BoundedSemaphore(max(server_threads // 2, 1))
-    _State.network = network
+    state.get().fetching = threading.BoundedSemaphore(max(server_threads // 2, 1))
+    state.get().network = network
 
 
 def load_chat_image(url: str, *, deadline: float) -> bytes:
@@ -137,7 +145,7 @@ def _ask(url: str, deadline: float) -> bytes | str:
             total_seconds=deadline - time.monotonic(),
             max_bytes=MAX_CHAT_IMAGE_BYTES,
             wanted_statuses={200},
-            network=_State.network,
+            network=state.get().network,
         )
     except AddressRefused:
         raise ImageRefused(
@@ -160,7 +168,7 @@ def _ask(url: str, deadline: float) -> bytes | str:
 
 @contextmanager
 def _fetching() -> Iterator[None]:
-    places = _State.fetching
+    places = state.get().fetching
     if not places.acquire(timeout=FETCH_WAIT_SECONDS):
         raise ServiceUnavailable("Too many images are being fetched at the moment. Try again.")
     try:

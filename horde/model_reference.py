@@ -14,6 +14,8 @@ from types import MappingProxyType
 
 import httpx
 
+from horde.runtime import Part
+
 BUNDLED_FILE = Path(__file__).parent / "data" / "text_models.json"
 REFRESH_TIMEOUT_SECONDS = 2.0
 MAX_REFERENCE_BYTES = 16 * 1024 * 1024  # the largest published list is a tenth of it
@@ -39,10 +41,14 @@ class TextModel:
     nsfw: bool = False
 
 
-class _State:
+@dataclass(slots=True)
+class ReferenceState:
     """The list in use; replaced as a whole, so that readers need no lock."""
 
     models: Mapping[str, TextModel] | None = None
+
+
+state = Part(ReferenceState)
 
 
 def is_known_text_model(name: str) -> bool:
@@ -78,13 +84,13 @@ def refresh_text_models(source: str) -> int:
     Errors: ModelReferenceError, and then the list in use stays.
     """
     models = parse_text_models(_read_source(source))
-    _State.models = MappingProxyType(models)
+    state.get().models = MappingProxyType(models)
     return len(models)
 
 
 def use_bundled_text_models() -> None:
     """Forget a refreshed list."""
-    _State.models = None
+    state.get().models = None
 
 
 def parse_text_models(data: bytes) -> dict[str, TextModel]:
@@ -125,13 +131,13 @@ def _find(name: str) -> TextModel | None:
 
 
 def _get_models() -> Mapping[str, TextModel]:
-    models = _State.models
+    models = state.get().models
     if models is None:
         # Two threads may both read the file once; they read the same.
         models = MappingProxyType(
             dict(_with_backend_names(parse_text_models(BUNDLED_FILE.read_bytes())))
         )
-        _State.models = models
+        state.get().models = models
     return models
 
 

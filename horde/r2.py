@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import boto3
@@ -27,6 +28,7 @@ from horde.chat.stored_objects import CHAT_MESSAGES_SUFFIX
 from horde.circuit_breaker import CircuitBreaker
 from horde.config import Config
 from horde.logger import get_logger
+from horde.runtime import Part
 
 if TYPE_CHECKING:
     from types_boto3_s3 import S3Client
@@ -61,32 +63,33 @@ class ObjectMissing(StoreUnavailable):
     """The store answered, and there is no such object."""
 
 
-class _State:
-    """What `connect` noted for this process; clients are made on first use, after the fork."""
+@dataclass(slots=True)
+class StoreState:
+    """What `connect` noted for this runtime; clients are made on first use, after the fork."""
 
     config: Config | None = None
     client: "S3Client | None" = None
     signer: "S3Client | None" = None
-    breaker = CircuitBreaker(RETRY_AFTER_SECONDS, trial_seconds=TRIAL_SECONDS)
-    lock = threading.Lock()
+    breaker: CircuitBreaker = field(
+        default_factory=lambda: CircuitBreaker(RETRY_AFTER_SECONDS, trial_seconds=TRIAL_SECONDS)
+    )
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+state = Part(StoreState)
 
 
 def connect(config: Config) -> None:
     """Note where the store is; nothing is asked before the first use."""
     disconnect()
-    _State.config = config
-    _State.breaker = CircuitBreaker(RETRY_AFTER_SECONDS, trial_seconds=TRIAL_SECONDS)
+    state.set(StoreState(config))
 
 
 def disconnect() -> None:
     """Close the kept connections, as at shutdown."""
-    clients, _State.client, _State.signer, _State.config = (
-        (_State.client, _State.signer),
-        None,
-        None,
-        None,
-    )
-    for client in clients:
+    held = state.get()
+    state.set(StoreState())
+    for client in (held.client, held.signer):
         if client is not None:
             client.close()
 
@@ -98,7 +101,7 @@ def is_configured() -> bool:
 
 def is_left_alone() -> bool:
     """Whether a call would fail at once, since the store just failed; signing needs no store."""
-    return _State.breaker.is_open()
+    return state.get().breaker.is_open()
 
 
 def get_bucket(key: str) -> str:
@@ -252,7 +255,7 @@ def _calling(operation: str) -> Iterator[None]:
     """A call that the store has to answer. Raises ObjectMissing, StoreUnavailable; at once while
     the store is left alone.
     """
-    breaker = _State.breaker
+    breaker = state.get().breaker
     if not breaker.admits():
         _count_failures(operation, "skipped")
         raise StoreLeftAlone("The store is being left alone after a failure.")
@@ -318,32 +321,31 @@ def _count_failures(operation: str, outcome: str, count: int = 1) -> None:
 
 
 def _require_config() -> Config:
-    if _State.config is None:
+    config = state.get().config
+    if config is None:
         raise RuntimeError("The store is not connected: call r2.connect(config) first.")
-    return _State.config
+    return config
 
 
 def _get_client() -> "S3Client":
-    config = _require_config()
-    if _State.client is None:
-        with _State.lock:
-            if _State.client is None:
-                _State.client = _build_client(config, config.s3_endpoint)
-    return _State.client
+    config, held = _require_config(), state.get()
+    with held.lock:
+        if held.client is None:
+            held.client = _build_client(config, config.s3_endpoint)
+        return held.client
 
 
 def _get_signer() -> "S3Client":
     """A client for signing alone: the host is part of a signature, and workers may know the store
     by another name.
     """
-    config = _require_config()
+    config, held = _require_config(), state.get()
     if not config.s3_public_endpoint or config.s3_public_endpoint == config.s3_endpoint:
         return _get_client()
-    if _State.signer is None:
-        with _State.lock:
-            if _State.signer is None:
-                _State.signer = _build_client(config, config.s3_public_endpoint)
-    return _State.signer
+    with held.lock:
+        if held.signer is None:
+            held.signer = _build_client(config, config.s3_public_endpoint)
+        return held.signer
 
 
 def _build_client(config: Config, endpoint: str) -> "S3Client":

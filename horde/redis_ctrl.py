@@ -10,6 +10,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 from redis import Redis
 from redis.backoff import NoBackoff
@@ -21,6 +22,7 @@ from horde import metrics
 from horde.circuit_breaker import CircuitBreaker
 from horde.config import CHAT_SIGNAL_DATABASE, Config, build_redis_url
 from horde.logger import get_logger
+from horde.runtime import Part
 
 logger = get_logger(__name__)
 
@@ -58,27 +60,31 @@ class RedisUnavailable(Exception):
     """Redis did not answer, or was not asked because it just failed."""
 
 
-class _State:
-    """What `connect` made for this process; a module opens nothing when it is imported."""
+@dataclass(slots=True)
+class RedisState:
+    """What `connect` made for this runtime; a module opens nothing when it is imported."""
 
     url: str | None = None
-    clients: Mapping[int, Redis] = {}
-    breaker = CircuitBreaker(RETRY_AFTER_SECONDS)
-    departures = 0  # how often this process left a server; subscriptions then start anew
+    clients: Mapping[int, Redis] = field(default_factory=dict)
+    breaker: CircuitBreaker = field(default_factory=lambda: CircuitBreaker(RETRY_AFTER_SECONDS))
+    departures: int = 0  # how often this runtime left a server; subscriptions then start anew
+
+
+state = Part(RedisState)
 
 
 def connect(config: Config) -> None:
-    """Make the clients of this process; connections open on first use."""
+    """Make the clients of this runtime; connections open on first use."""
     disconnect()
-    _State.url = config.redis_url
-    _State.breaker = CircuitBreaker(RETRY_AFTER_SECONDS)
-    _State.clients = {database: build_client(config.redis_url, database) for database in _PURPOSES}
+    clients = {database: build_client(config.redis_url, database) for database in _PURPOSES}
+    state.set(RedisState(config.redis_url, clients))
 
 
 def disconnect() -> None:
     """Close every pooled connection, as after a fork or at shutdown."""
-    clients, _State.clients, _State.url = _State.clients, {}, None
-    for client in clients.values():
+    held = state.get()
+    state.set(RedisState())
+    for client in held.clients.values():
         client.close()
 
 
@@ -107,17 +113,18 @@ def call[T](database: int, work: Callable[[Redis], T]) -> T:
     says that the server serves nobody now, as after a failover, counts as a failure; any other, as
     of a script, says nothing about its health.
     """
-    client = _State.clients.get(database)
+    held = state.get()
+    client = held.clients.get(database)
     if client is None:
         raise RuntimeError("Redis is not connected: call redis_ctrl.connect(config) first.")
-    if not _State.breaker.admits():
+    if not held.breaker.admits():
         _count_failure(database, "skipped")
         raise RedisUnavailable("Redis is being left alone after a failure.")
     try:
         result = work(client)
     except ResponseError as error:
         if (reason := _find_reason_to_leave(error)) is None:
-            _State.breaker.record_success()
+            held.breaker.record_success()
             _count_failure(database, "refused")
             raise RedisUnavailable("Redis refused a command.") from error
         _leave_server(database, reason)
@@ -125,7 +132,7 @@ def call[T](database: int, work: Callable[[Redis], T]) -> T:
     except RedisError as error:
         _leave_server(database, type(error).__name__)
         raise RedisUnavailable("Redis cannot be reached.") from error
-    _State.breaker.record_success()
+    held.breaker.record_success()
     return result
 
 
@@ -145,9 +152,10 @@ def _leave_server(database: int, reason: str) -> None:
     """Leave the server alone for a while, and every connection to it: after a failover they lead to
     the wrong one.
     """
-    _State.breaker.record_failure()
-    _State.departures += 1
-    for client in _State.clients.values():
+    held = state.get()
+    held.breaker.record_failure()
+    held.departures += 1
+    for client in held.clients.values():
         client.connection_pool.disconnect(inuse_connections=False)
     _count_failure(database, "failed")
     extra = {"purpose": _PURPOSES[database], "reason": reason}
@@ -241,9 +249,10 @@ def listen(
     `handle_gap` is called whenever the subscription (re)starts, since messages before it may have
     been missed. When either raises, the subscription starts again.
     """
-    if _State.url is None:
+    url = state.get().url
+    if url is None:
         raise RuntimeError("Redis is not connected: call redis_ctrl.connect(config) first.")
-    client = build_client(_State.url, database)
+    client = build_client(url, database)
     try:
         while not stop.is_set():
             try:
@@ -267,13 +276,14 @@ def _listen_once(
     with client.pubsub() as subscription:  # type: ignore[no-untyped-call]
         subscription.subscribe(channel)
         handle_gap()
-        departures, silent_polls = _State.departures, 0
+        held = state.get()
+        departures, silent_polls = held.departures, 0
         while not stop.is_set():
             message = subscription.get_message(timeout=SUBSCRIPTION_POLL_SECONDS)
             silent_polls = silent_polls + 1 if message is None else 0
             if silent_polls == SILENT_POLLS:
                 subscription.ping()
-            if silent_polls > SILENT_POLLS + UNANSWERED_POLLS or departures != _State.departures:
+            if silent_polls > SILENT_POLLS + UNANSWERED_POLLS or departures != held.departures:
                 raise RedisConnectionError("the subscription may lead to nobody")
             if message is not None and message["type"] == "message":
                 handle(message["data"])

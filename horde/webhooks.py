@@ -17,6 +17,7 @@ from enum import StrEnum
 from horde import metrics
 from horde.logger import get_logger, surviving
 from horde.outbound import INTERNET, AddressRefused, Network, OutboundFailed, send_public_request
+from horde.runtime import Part
 
 logger = get_logger(__name__)
 
@@ -137,17 +138,21 @@ def count(outcome: WebhookOutcome) -> None:
     metrics.webhook_deliveries.add(1, {"horde.outcome": outcome.value})
 
 
-class _State:
-    """The sender of this process; None where none was started, as in commands and most tests."""
+@dataclass(slots=True)
+class SenderState:
+    """The sender of this runtime; None where none was started, as in commands and most tests."""
 
     sender: WebhookSender | None = None
+
+
+state = Part(SenderState)
 
 
 def start_webhooks(network: Network = INTERNET) -> WebhookSender:
     """Send this process's webhooks from now on; the caller stops the sender at the end."""
     sender = WebhookSender(network)
     sender.start()
-    _State.sender = sender
+    state.get().sender = sender
     return sender
 
 
@@ -155,7 +160,6 @@ def queue_webhook(url: str, body: Mapping[str, object]) -> None:
     """Tell an address of a generation, soon and best effort; dropped where no sender was started.
     Call it after the commit.
     """
-    if _State.sender is not None:
-        _State.sender.queue(
-            Delivery(url, json.dumps(body, ensure_ascii=False).encode("utf-8", "replace"))
-        )
+    sender = state.get().sender
+    if sender is not None:
+        sender.queue(Delivery(url, json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")))

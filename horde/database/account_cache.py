@@ -9,10 +9,10 @@ expires.
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 from horde import redis_ctrl
 from horde.redis_ctrl import RedisUnavailable
+from horde.runtime import get_runtime, in_this_runtime
 
 CACHE_SECONDS = 5.0
 # Bounds the memory; far above the keys that one process sees in the cache's lifetime.
@@ -71,14 +71,6 @@ class AccountCache[T]:
             self._entries = {}
 
 
-_caches: list[AccountCache[Any]] = []
-
-
-def watch_account_changes(cache: AccountCache[Any]) -> None:
-    """Let a cache of this process hear of changes."""
-    _caches.append(cache)
-
-
 def publish_account_change(user_id: int) -> None:
     """Make every process forget what it knows of an account. Best effort; call it after the
     commit.
@@ -95,7 +87,7 @@ def start_account_listener(stop: threading.Event) -> threading.Thread:
     process.
     """
     thread = threading.Thread(
-        target=redis_ctrl.listen,
+        target=in_this_runtime(redis_ctrl.listen),
         args=(CHANGE_CHANNEL, _handle_change, _handle_gap, stop),
         name="account-changes",
         daemon=True,
@@ -110,10 +102,10 @@ def _handle_change(message: str) -> None:
 
 
 def _handle_gap() -> None:
-    for cache in _caches:
+    for cache in get_runtime().list_held(AccountCache):
         cache.clear()
 
 
 def _forget_everywhere_here(user_id: int) -> None:
-    for cache in _caches:
+    for cache in get_runtime().list_held(AccountCache):
         cache.forget(user_id)

@@ -24,6 +24,7 @@ from horde.logger import get_logger
 from horde.outbound import OutboundFailed, fetch_text
 from horde.redis_ctrl import RedisUnavailable
 from horde.return_codes import ReturnCode
+from horde.runtime import Part
 from horde.settings import Network
 
 logger = get_logger(__name__)
@@ -64,7 +65,7 @@ _blocks: TimedCache[None, tuple[_Block, ...]] = TimedCache(BLOCK_LIST_SECONDS)
 _safety: TimedCache[str, bool] = TimedCache(
     PROCESS_SAFETY_SECONDS, max_entries=MAX_REMEMBERED_ADDRESSES
 )
-_checker = CircuitBreaker(CHECKER_PAUSE_SECONDS)
+checker = Part(lambda: CircuitBreaker(CHECKER_PAUSE_SECONDS))
 
 
 def find_timeout_seconds(address: str) -> int | None:
@@ -168,7 +169,7 @@ def _ask_checker(address: str, config: Config) -> bool | None:
     """Whether the address is safe; None when the checker refuses to say, which is safe but not
     worth storing.
     """
-    if not _checker.admits():
+    if not checker.get().admits():
         raise _checker_unavailable()
     url = config.ip_checker.replace("{ip}", quote(address, safe=""))
     try:
@@ -183,10 +184,10 @@ def _ask_checker(address: str, config: Config) -> bool | None:
             else None
         )
     except (OutboundFailed, ValueError) as error:
-        _checker.record_failure()
+        checker.get().record_failure()
         logger.warning("horde.address_checker.failed", extra={"error_class": type(error).__name__})
         raise _checker_unavailable() from error
-    _checker.record_success()
+    checker.get().record_success()
     return is_safe
 
 

@@ -8,14 +8,12 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from horde import redis_ctrl
 from horde.redis_ctrl import RedisUnavailable
-
-# Every cache of the process, so that tests can start without them.
-_caches: list["TimedCache[object, object]"] = []
+from horde.runtime import Part, get_runtime
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +22,26 @@ class _Entry[V]:
     expires_at: float
 
 
+@dataclass(slots=True)
+class _Kept[K: Hashable, V]:
+    """What one cache keeps in one runtime."""
+
+    entries: OrderedDict[K, _Entry[V]] = field(default_factory=OrderedDict)
+    computing: dict[K, threading.Lock] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    # Moves when something is forgotten: what was computed before must not be kept after.
+    version: int = 0
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self.lock:
+            self.version += 1
+            self.entries.clear()
+
+
 class TimedCache[K: Hashable, V]:
-    """Values by key for `lifetime_seconds`. One thread computes a value while others take the old
-    one or wait.
+    """Values by key for `lifetime_seconds`, of each runtime its own. One thread computes a value
+    while others take the old one or wait.
 
     An old value is handed out for at most one more lifetime, and only while somebody computes the
     new one.
@@ -44,63 +59,58 @@ class TimedCache[K: Hashable, V]:
             max_entries,
             clock,
         )
-        self._entries: OrderedDict[K, _Entry[V]] = OrderedDict()
-        self._computing: dict[K, threading.Lock] = {}
-        self._lock = threading.Lock()
-        # Moves when something is forgotten: what was computed before must not be kept after.
-        self._version = 0
-        _caches.append(self)  # type: ignore[arg-type]
+        self._kept: Part[_Kept[K, V]] = Part(_Kept)
 
     def get(self, key: K, compute: Callable[[], V]) -> V:
         """The value of `key`; what `compute` raises reaches the caller and is not kept."""
-        entry = self._entries.get(key)
+        kept = self._kept.get()
+        entry = kept.entries.get(key)
         now = self._clock()
         if entry is not None and now < entry.expires_at:
             return entry.value
-        with self._lock:
-            turn = self._computing.setdefault(key, threading.Lock())
+        with kept.lock:
+            turn = kept.computing.setdefault(key, threading.Lock())
         is_recent = entry is not None and now < entry.expires_at + self._lifetime_seconds
         if not turn.acquire(blocking=not is_recent):
             assert entry is not None
             return entry.value
         try:
-            return self._get_or_compute(key, compute)
+            return self._get_or_compute(kept, key, compute)
         finally:
-            with self._lock:
-                self._computing.pop(key, None)
+            with kept.lock:
+                kept.computing.pop(key, None)
             turn.release()
 
     def forget(self, key: K) -> None:
         """Compute `key` again when it is next asked for."""
-        with self._lock:
-            self._version += 1
-            self._entries.pop(key, None)
+        kept = self._kept.get()
+        with kept.lock:
+            kept.version += 1
+            kept.entries.pop(key, None)
 
     def clear(self) -> None:
         """Forget everything."""
-        with self._lock:
-            self._version += 1
-            self._entries.clear()
+        self._kept.get().clear()
 
-    def _get_or_compute(self, key: K, compute: Callable[[], V]) -> V:
-        entry = self._entries.get(key)  # the thread that was waited for may have brought it
+    def _get_or_compute(self, kept: _Kept[K, V], key: K, compute: Callable[[], V]) -> V:
+        entry = kept.entries.get(key)  # the thread that was waited for may have brought it
         if entry is not None and self._clock() < entry.expires_at:
             return entry.value
-        version = self._version
+        version = kept.version
         value = compute()
-        with self._lock:
-            if version == self._version:
-                self._entries[key] = _Entry(value, self._clock() + self._lifetime_seconds)
-                self._entries.move_to_end(key)
-                while len(self._entries) > self._max_entries:
-                    self._entries.popitem(last=False)
+        with kept.lock:
+            if version == kept.version:
+                kept.entries[key] = _Entry(value, self._clock() + self._lifetime_seconds)
+                kept.entries.move_to_end(key)
+                while len(kept.entries) > self._max_entries:
+                    kept.entries.popitem(last=False)
         return value
 
 
 def clear_all() -> None:
-    """Forget what this process keeps, as between two tests."""
-    for cache in _caches:
-        cache.clear()
+    """Forget what the caches of this runtime keep, as between two tests."""
+    for kept in get_runtime().list_held(_Kept):
+        kept.clear()
 
 
 def read_shared[V](key: str, parse: Callable[[Any], V]) -> V | None:

@@ -39,6 +39,7 @@ from horde.database._kudos_fold import (
 )
 from horde.database.account_cache import publish_account_change
 from horde.db import after_commit, retry_deadlocks, transaction
+from horde.runtime import Part
 
 # Advisory locks are pairs: a kind, and what of that kind.
 PAYER_LOCK = 0x4B55444F
@@ -48,10 +49,14 @@ APPLIER_LOCK = 0x4B554450
 FOLD_BATCH = 1000
 
 
-class _State:
-    """What `configure` set for this process."""
+@dataclass(slots=True)
+class FoldState:
+    """What `configure` set for this runtime."""
 
     trust_threshold: int | None = None
+
+
+state = Part(FoldState)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +87,7 @@ class AuditReport:
 
 def configure(config: Config) -> None:
     """Tell the applier of this process at how much escrow an account becomes trusted."""
-    _State.trust_threshold = config.kudos_trust_threshold
+    state.get().trust_threshold = config.kudos_trust_threshold
 
 
 # Appending
@@ -313,7 +318,7 @@ def _fold_once(batch: int) -> int:
         currencies = claim_currencies(session, batch)
         statistics = claim_statistics(session, batch)
         promotions = apply_currencies(
-            session, currencies, trust_threshold=_State.trust_threshold, now=now
+            session, currencies, trust_threshold=state.get().trust_threshold, now=now
         )
         apply_statistics(session, statistics, promotions.statistics)
         for user_id in promotions.trusted_user_ids:

@@ -10,7 +10,8 @@ import threading
 import time
 import unicodedata
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
 from functools import partial
@@ -43,11 +44,12 @@ from horde.classes.base.worker import Worker
 from horde.classes.kobold.worker import TextWorker
 from horde.config import Config
 from horde.database import kudos
-from horde.database.account_cache import AccountCache, publish_account_change, watch_account_changes
+from horde.database.account_cache import AccountCache, publish_account_change
 from horde.database.workers import announce_owner_change, take_workers_offline
 from horde.db import after_commit, transaction
 from horde.exceptions import BadRequest, Forbidden, ServiceUnavailable
 from horde.return_codes import ReturnCode
+from horde.runtime import Part
 
 _ROLES_WITHOUT_WORKERS = frozenset({UserRoleTypes.FLAGGED, UserRoleTypes.DELETED})
 # They decide which requests the account's workers may serve.
@@ -178,34 +180,35 @@ class NewAccount:
     api_key: str
 
 
-class _State:
-    """What `configure` set for this process, and the passkeys it last read."""
+@dataclass(slots=True)
+class AccountState:
+    """What `configure` set for this runtime, and the passkeys it last read."""
 
     secret_key: str | None = None
     admins: frozenset[str] = frozenset()
     passkeys: tuple[bytes, ...] = ()
     passkeys_read_at: float | None = None
-    passkeys_lock = threading.Lock()
+    passkeys_lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-_callers = AccountCache[Caller]()
-watch_account_changes(_callers)
+state = Part(AccountState)
+
+
+callers: Part[AccountCache[Caller]] = Part(AccountCache)
 
 
 def configure(config: Config) -> None:
     """Set what hashing a key and judging an account need; the ledger is configured with it. Forgets
     cached accounts.
     """
-    _State.secret_key = config.secret_key
-    _State.admins = frozenset(config.admins)
-    _State.passkeys_read_at = None
-    _callers.clear()
+    state.set(AccountState(config.secret_key, frozenset(config.admins)))
+    callers.get().clear()
     kudos.configure(config)
 
 
 def is_admin(caller: Caller) -> bool:
     """Whether an account is one of those the operator listed."""
-    return not caller.is_anonymous and caller.alias in _State.admins
+    return not caller.is_anonymous and caller.alias in state.get().admins
 
 
 # Who calls
@@ -220,16 +223,16 @@ def find_caller(session: Session, api_key: str | None) -> Caller | None:
     if not api_key:
         return None
     key_hash = _hash_key(api_key)
-    if (known := _callers.find(key_hash)) is not None:
+    if (known := callers.get().find(key_hash)) is not None:
         return known
-    generation = _callers.generation
+    generation = callers.get().generation
     row = session.execute(
         _select_accounts().where(User.api_key == key_hash, User.oauth_id != WIPED)
     ).one_or_none()
     if row is None:
         return None
     caller = _build_caller(row)
-    _callers.put(key_hash, caller.id, caller, generation)
+    callers.get().put(key_hash, caller.id, caller, generation)
     return caller
 
 
@@ -379,9 +382,10 @@ def build_lease_key_of(api_key: str) -> str:
 
 
 def _hash_key(api_key: str) -> str:
-    if _State.secret_key is None:
+    secret_key = state.get().secret_key
+    if secret_key is None:
         raise RuntimeError("Accounts are not configured: call users.configure(config) first.")
-    return hash_api_key(api_key, _State.secret_key)
+    return hash_api_key(api_key, secret_key)
 
 
 # Shared keys
@@ -624,25 +628,19 @@ def _is_known_passkey(passkey: str) -> bool:
 
 
 def _read_passkeys() -> tuple[bytes, ...]:
-    with _State.passkeys_lock:
+    held = state.get()
+    with held.passkeys_lock:
         now = time.monotonic()
-        if (
-            _State.passkeys_read_at is None
-            or now - _State.passkeys_read_at >= PASSKEY_REFRESH_SECONDS
-        ):
-            _State.passkeys_read_at = now
-            try:
-                with transaction() as session:
-                    _State.passkeys = tuple(
-                        passkey.encode() for passkey in list_proxy_passkeys(session)
-                    )
-            except ServiceUnavailable:
-                pass
-        return _State.passkeys
+        read_at = held.passkeys_read_at
+        if read_at is None or now - read_at >= PASSKEY_REFRESH_SECONDS:
+            held.passkeys_read_at = now
+            with suppress(ServiceUnavailable), transaction() as session:
+                held.passkeys = tuple(passkey.encode() for passkey in list_proxy_passkeys(session))
+        return held.passkeys
 
 
 def _forget_passkeys() -> None:
-    _State.passkeys_read_at = None
+    state.get().passkeys_read_at = None
 
 
 # Settings of an account that are plain columns

@@ -144,7 +144,7 @@ class FuzzHorde:
             UserRoleTypes.MODERATOR, UserRoleTypes.TRUSTED, **rich
         )
         self.victim_id, self.victim_key = self._make_user(UserRoleTypes.SERVICE, **rich)
-        users._State.admins = frozenset({self._get_alias(self.admin_id)})
+        users.state.get().admins = frozenset({self._get_alias(self.admin_id)})
         with transaction() as session:
             sharedkey = UserSharedKey(user_id=requester_id, kudos=5000, name="shared")
             session.add(sharedkey)
@@ -189,7 +189,7 @@ class FuzzHorde:
                 text("DELETE FROM user_roles WHERE user_role IN ('FLAGGED', 'DELETED')")
             )
             session.execute(text("UPDATE user_sharedkeys SET kudos = 5000, expiry = NULL"))
-        users._callers.clear()
+        users.callers.get().clear()
         chat = self.chat
         declared = {"chat_features": ALL_FEATURES, "threads": 20}
         chat.take_nothing(**declared)
@@ -584,19 +584,19 @@ FULL_CHAT: dict[str, Any] = {
 @contextmanager
 def fuzz_horde(service_urls: ServiceAddresses, name: str) -> Iterator[FuzzHorde]:
     """The whole API on a database of its own, with everything in it that an attack needs."""
-    admins = users._State.admins
+    admins = users.state.get().admins
     with (
         listening() as listener,
         own_horde(service_urls, name, RESOURCE_MODULES, test_apikeys=True) as app,
     ):
         # No name server is asked.
-        image._State.network = Network(resolve=lambda _host, _port: [ip_address("10.0.0.1")])
+        image.state.get().network = Network(resolve=lambda _host, _port: [ip_address("10.0.0.1")])
         # A helper is running before anything is timed.
         encode_chat_image(base64.b64decode(PICTURE.partition(",")[2]))
         try:
             yield FuzzHorde(app, listener)
         finally:
-            users._State.admins = admins
+            users.state.get().admins = admins
             image.configure(server_threads=16)
 
 

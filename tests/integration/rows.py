@@ -50,7 +50,7 @@ def own_horde(
         secret_key=SECRET,
         **{"rate_limits_enabled": False} | store | settings,
     )
-    before = (db._State.engine, db._State.sessions, db._State.reading_sessions)
+    before = db.state.get()
     app = create_app(config, resource_modules=modules)
     engine = db.require_engine()
     migrate(engine, secret_key=SECRET)
@@ -60,7 +60,7 @@ def own_horde(
     finally:
         engine.dispose()
         r2.disconnect()
-        db._State.engine, db._State.sessions, db._State.reading_sessions = before
+        db.state.set(before)
 
 
 def forget_everything() -> None:

@@ -149,4 +149,4 @@ def open_store(gate: TcpGate) -> None:
     """
     if gate.is_closed:
         gate.open()
-    r2._State.breaker.record_success()
+    r2.state.get().breaker.record_success()

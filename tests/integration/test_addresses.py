@@ -29,7 +29,7 @@ def build_config(redis_url: str, checker: str = "", **settings: object) -> Confi
 def redis(service_urls: ServiceAddresses) -> Iterator[str]:
     """An empty Redis of address facts, and a process that remembers none."""
     caches.clear_all()
-    addresses._checker.record_success()
+    addresses.checker.get().record_success()
     redis_ctrl.connect(build_config(service_urls.redis_url))
     for database in (redis_ctrl.address_timeout_db, redis_ctrl.address_safety_db):
         redis_ctrl.call(database, lambda client: client.flushdb())

@@ -88,7 +88,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, list[str]]]:
         return [LOOPBACK] if name == "pictures.example" else [PRIVATE]
 
     network = Network(resolve=resolve, is_allowed=lambda address: address == LOOPBACK)
-    monkeypatch.setattr(image._State, "network", network)
+    monkeypatch.setattr(image.state.get(), "network", network)
     with running_host() as started:
         yield started
 

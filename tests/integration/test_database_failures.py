@@ -79,7 +79,7 @@ def app(server: OwnPostgres, gate: TcpGate, service_urls: ServiceAddresses) -> I
         text_request_2sec_limit="10000/second",  # limits are on, and wide
         text_request_90min_limit="100000/minute",
     )
-    before = (db._State.engine, db._State.sessions, db._State.reading_sessions)
+    before = db.state.get()
     app = create_app(config, resource_modules=(heartbeat, kobold))
     migrate(db.require_engine(), secret_key=SECRET)
     users.configure(config)
@@ -87,7 +87,7 @@ def app(server: OwnPostgres, gate: TcpGate, service_urls: ServiceAddresses) -> I
         session.execute(text(BREAKING))
     yield app
     db.disconnect()
-    db._State.engine, db._State.sessions, db._State.reading_sessions = before
+    db.state.set(before)
 
 
 @pytest.fixture(scope="module")

@@ -137,7 +137,7 @@ def test_a_database_in_another_time_zone_is_as_good(
 @contextmanager
 def horde_of(config: Config) -> Iterator[TextHorde]:
     """The text routes on a database that is migrated through its session address."""
-    before = (db._State.engine, db._State.sessions, db._State.reading_sessions)
+    before = db.state.get()
     app = create_app(config, resource_modules=(kobold,))
     with open_session_engine(config) as engine:
         migrate(engine, secret_key=SECRET)
@@ -147,7 +147,7 @@ def horde_of(config: Config) -> Iterator[TextHorde]:
         yield TextHorde(app)
     finally:
         db.disconnect()
-        db._State.engine, db._State.sessions, db._State.reading_sessions = before
+        db.state.set(before)
 
 
 def do_a_job(horde: TextHorde) -> None:

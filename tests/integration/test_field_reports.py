@@ -217,9 +217,9 @@ def test_server_trouble_does_not_punish_workers(
         for database in redis_ctrl._PURPOSES
     }
     with monkeypatch.context() as trouble:
-        trouble.setattr(redis_ctrl._State, "clients", away)
+        trouble.setattr(redis_ctrl.state.get(), "clients", away)
         trouble.setattr(
-            redis_ctrl._State, "breaker", CircuitBreaker(redis_ctrl.RETRY_AFTER_SECONDS)
+            redis_ctrl.state.get(), "breaker", CircuitBreaker(redis_ctrl.RETRY_AFTER_SECONDS)
         )
         job = horde.take()
         posts = [

@@ -76,14 +76,14 @@ def ledger(service_urls: ServiceAddresses) -> Iterator[Config]:
         secret_key="salt of the tests",
         kudos_trust_threshold=TRUST_THRESHOLD,
     )
-    before = (db._State.engine, db._State.sessions, db._State.reading_sessions)
+    before = db.state.get()
     engine = db.connect(config)
     redis_ctrl.connect(config)
     migrate(engine, secret_key=config.secret_key)
     kudos.configure(config)
     yield config
     engine.dispose()
-    db._State.engine, db._State.sessions, db._State.reading_sessions = before
+    db.state.set(before)
 
 
 @pytest.fixture(autouse=True)
@@ -276,7 +276,7 @@ def test_a_batch_takes_the_oldest_rows_and_leaves_the_rest() -> None:
 @pytest.mark.race
 def test_a_low_id_that_commits_late_is_still_folded() -> None:
     user_id = make_user(opening=100)
-    with db._State.sessions() as late:  # type: ignore[misc]
+    with db.state.get().sessions() as late:  # type: ignore[misc]
         # Takes its id, not yet visible.
         append_movements(late, uuid4(), move(user_id, "3"), utcnow())
         post(move(user_id, "4"))
@@ -307,7 +307,7 @@ def test_two_appliers_at_once_fold_exactly_once() -> None:
 @pytest.mark.race
 def test_an_applier_waits_for_nobody() -> None:
     post(move(make_user(opening=100), "1"))
-    with db._State.sessions() as other:  # type: ignore[misc]
+    with db.state.get().sessions() as other:  # type: ignore[misc]
         other.execute(text("SELECT pg_advisory_xact_lock(:kind, 0)"), {"kind": kudos.APPLIER_LOCK})
         assert fold_postings() == 0
     assert fold_postings() == 1
@@ -684,7 +684,7 @@ def test_the_audit_finds_what_was_tampered_with(statement: str, kind: str) -> No
     user_id = make_user(opening=100)
     post(move(user_id, "10"))
     fold_postings()
-    with db._State.sessions() as session:  # type: ignore[misc]
+    with db.state.get().sessions() as session:  # type: ignore[misc]
         assert audit_ledger(session).discrepancies == ()
         session.execute(text(statement), {"id": user_id})
         found = {(entry.kind, entry.subject) for entry in audit_ledger(session).discrepancies}
@@ -695,7 +695,7 @@ def test_the_audit_finds_what_was_tampered_with(statement: str, kind: str) -> No
 def test_the_audit_finds_a_hold_without_its_request_and_an_event_booked_twice() -> None:
     user_id = make_user(opening=1000)
     business_id, event_id = f"upfront:{uuid4()}", uuid4()
-    with db._State.sessions() as session:  # type: ignore[misc]
+    with db.state.get().sessions() as session:  # type: ignore[misc]
         hold_kudos(
             session, user_id=user_id, business_id=business_id, amount=Decimal(5), now=utcnow()
         )

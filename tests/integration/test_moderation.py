@@ -35,7 +35,7 @@ def session(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session
     rules.
     """
     monkeypatch.setattr(
-        model_reference._State,
+        model_reference.state.get(),
         "models",
         {ORDINARY: model_reference.TextModel(1), ADULT: model_reference.TextModel(1, nsfw=True)},
     )

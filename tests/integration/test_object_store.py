@@ -209,7 +209,7 @@ def test_a_store_that_is_away_is_one_kind_of_error_and_back_when_it_is_back(gate
     assert not isinstance(caught.value, ObjectMissing)
     assert r2.delete_objects([key]) == [key]
     gate.open()
-    r2._State.breaker.record_success()
+    r2.state.get().breaker.record_success()
     assert r2.get_object(key) == JPEG
     assert r2.delete_objects([key]) == []
 

@@ -77,11 +77,11 @@ def app(gate: TcpGate) -> Iterator[Flask]:
         redis_url=f"redis://127.0.0.1:{gate.port}",
         secret_key="salt",
     )
-    before = (db._State.engine, db._State.sessions, db._State.reading_sessions)
+    before = db.state.get()
     yield create_app(config, resource_modules=(SimpleNamespace(register=register_routes),))  # type: ignore[arg-type]
     redis_ctrl.disconnect()
     db.disconnect()
-    db._State.engine, db._State.sessions, db._State.reading_sessions = before
+    db.state.set(before)
 
 
 @contextmanager

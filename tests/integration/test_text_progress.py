@@ -335,7 +335,7 @@ def test_the_lease_alone_tells_who_may_post(horde: ChatHorde) -> None:
             .where(User.id == horde.owner_id)
             .values(api_key=hash_api_key("a new key of the owner", SECRET))
         )
-    users._callers.clear()
+    users.callers.get().clear()
     try:
         assert horde.post_progress(job["id"]).status_code == 200
         assert refused(horde.post_progress(job["id"], 2, key="a new key of the owner")) == (
@@ -346,7 +346,7 @@ def test_the_lease_alone_tells_who_may_post(horde: ChatHorde) -> None:
         with transaction() as session:
             hashed = hash_api_key(horde.owner_key, SECRET)
             session.execute(update(User).where(User.id == horde.owner_id).values(api_key=hashed))
-        users._callers.clear()
+        users.callers.get().clear()
 
 
 # How a job ends
@@ -521,7 +521,7 @@ def test_a_deadline_that_cannot_be_written_is_counted_and_the_post_is_accepted(
     age_job(redis, job["id"], 10)
     with monkeypatch.context() as away:
         away.setattr(
-            db._State,
+            db.state.get(),
             "reading_sessions",
             db.sessionmaker(db.create_engine("postgresql+psycopg2://127.0.0.1:1/none")),
         )
@@ -543,7 +543,7 @@ def test_a_deadline_that_could_not_be_written_is_written_by_the_next_post(
     age_job(redis, job["id"], 60)
     with monkeypatch.context() as away:
         away.setattr(
-            db._State,
+            db.state.get(),
             "reading_sessions",
             db.sessionmaker(db.create_engine("postgresql+psycopg2://127.0.0.1:1/none")),
         )

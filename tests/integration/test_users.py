@@ -75,13 +75,13 @@ def config(service_urls: ServiceAddresses) -> Config:
 @pytest.fixture(scope="module")
 def application(config: Config) -> Iterator[Any]:
     """The API on a migrated database."""
-    before = (db._State.engine, db._State.sessions, db._State.reading_sessions)
+    before = db.state.get()
     app = create_app(config)
     engine = db.require_engine()
     migrate(engine, secret_key=config.secret_key)
     yield app
     engine.dispose()
-    db._State.engine, db._State.sessions, db._State.reading_sessions = before
+    db.state.set(before)
 
 
 @pytest.fixture
@@ -877,7 +877,7 @@ def run(
     capsys: pytest.CaptureFixture[str],
 ) -> Iterator[Callable[..., tuple[int, Any]]]:
     """Run a command of `horde` in this process: its exit code and the JSON on its stdout."""
-    connected = (db._State.engine, db._State.sessions, db._State.reading_sessions)
+    connected = db.state.get()
     monkeypatch.setenv("DATABASE_URL", config.database_url)
     monkeypatch.setenv("REDIS_URL", config.redis_url)
     monkeypatch.setenv("secret_key", config.secret_key)
@@ -886,7 +886,7 @@ def run(
         capsys.readouterr()
         code = command.main(arguments)
         db.disconnect()
-        db._State.engine, db._State.sessions, db._State.reading_sessions = connected
+        db.state.set(connected)
         redis_ctrl.connect(config)
         users.configure(config)
         printed = capsys.readouterr().out

@@ -42,7 +42,7 @@ def horde(service_urls: ServiceAddresses) -> Iterator[TextHorde]:
 def sender(horde: TextHorde, monkeypatch: pytest.MonkeyPatch) -> KeepingSender:
     start_clean()
     keeping = KeepingSender()
-    monkeypatch.setattr(webhooks._State, "sender", keeping)
+    monkeypatch.setattr(webhooks.state.get(), "sender", keeping)
     return keeping
 
 

@@ -38,7 +38,7 @@ def api(module_api: Api) -> Api:
 def run(api: Api, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Run the command in this process: its exit code and what it printed."""
     config = api.app.extensions[CONFIG_EXTENSION]
-    connected = (db._State.engine, db._State.sessions, db._State.reading_sessions)
+    connected = db.state.get()
     monkeypatch.setenv("DATABASE_URL", config.database_url)
     monkeypatch.setenv("REDIS_URL", config.redis_url)
 
@@ -46,7 +46,7 @@ def run(api: Api, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
         capsys.readouterr()
         code = command.main(("worker", *arguments))
         db.disconnect()
-        db._State.engine, db._State.sessions, db._State.reading_sessions = connected
+        db.state.set(connected)
         redis_ctrl.connect(config)
         users.configure(config)
         printed = capsys.readouterr()

@@ -145,7 +145,7 @@ def start_clean() -> None:
 def forget_copies() -> None:
     """Drop what the process remembers of accounts, workers and the queue."""
     caches.clear_all()
-    users._callers.clear()
+    users.callers.get().clear()
     functions.forget_cached_availability()
     text_queue.forget_queue_snapshot()
 

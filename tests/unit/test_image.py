@@ -563,7 +563,7 @@ def open_network(monkeypatch: pytest.MonkeyPatch) -> None:
     network = Network(
         resolve=lambda _host, _port: [LOOPBACK], is_allowed=lambda address: address == LOOPBACK
     )
-    monkeypatch.setattr(image._State, "network", network)
+    monkeypatch.setattr(image.state.get(), "network", network)
 
 
 def fetch(url: str, seconds: float = 10.0) -> bytes:
@@ -667,13 +667,13 @@ def test_what_is_left_of_a_requests_time_bounds_a_fetch(host: tuple[str, list[st
 
 def test_half_of_a_processs_threads_fetch_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image, "FETCH_WAIT_SECONDS", 0.01)
-    before = (image._State.fetching, image._State.network)
+    before = (image.state.get().fetching, image.state.get().network)
     try:
         image.configure(server_threads=4)
         with image._fetching(), image._fetching(), pytest.raises(ServiceUnavailable):
             fetch("http://pictures.example/")
     finally:
-        image._State.fetching, image._State.network = before
+        image.state.get().fetching, image.state.get().network = before
 
 
 class Door:
@@ -791,7 +791,7 @@ def test_a_name_of_an_address_that_is_not_public_is_refused_beside_public_ones(
         resolve = Network(
             resolve=lambda _host, _port, found=addresses: [ip_address(text) for text in found]
         )  # type: ignore[misc]
-        monkeypatch.setattr(image._State, "network", resolve)
+        monkeypatch.setattr(image.state.get(), "network", resolve)
         assert refusal_of(lambda: fetch(f"http://metadata.example:{door.port}/")) is REFUSED
     assert door.count_knocks() == 0
 
@@ -811,7 +811,7 @@ def test_a_name_that_answers_differently_the_second_time_leads_nowhere(
         return answers[len(lookups) - 1]
 
     network = Network(resolve=resolve, is_allowed=lambda address: address == LOOPBACK)
-    monkeypatch.setattr(image._State, "network", network)
+    monkeypatch.setattr(image.state.get(), "network", network)
     address, seen = host
     assert fetch(f"{address}/picture") == Host.picture
     assert lookups == ["pictures.example"]
@@ -836,7 +836,7 @@ def test_a_redirect_to_an_address_that_is_not_public_is_refused_unasked(
         )
 
     monkeypatch.setattr(
-        image._State,
+        image.state.get(),
         "network",
         Network(resolve=resolve, is_allowed=lambda address: address == LOOPBACK),
     )

@@ -65,7 +65,7 @@ def test_the_sender_delivers_what_is_queued_before_it_stops(
     for _ in range(3):
         webhooks.queue_webhook(f"http://hook.example:{server.server_port}/200", body)
     sender.stop()
-    webhooks._State.sender = None
+    webhooks.state.get().sender = None
     assert outcomes == [WebhookOutcome.DELIVERED] * 3
     assert [json.loads(seen["body"]) for seen in list_seen(server)] == [
         {"text": "Straße ?", "kudos": 1.5}
