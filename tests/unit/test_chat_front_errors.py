@@ -397,7 +397,7 @@ def test_a_request_that_speed_alone_rules_out_is_told_the_length_that_is_served(
     assert "to 3" not in build_error(hopeless).answer.message
 
 
-@pytest.mark.parametrize("kind", set(WaitFailure) - {WaitFailure.DECLARATION_GAP})
+@pytest.mark.parametrize("kind", sorted(set(WaitFailure) - {WaitFailure.DECLARATION_GAP}))
 def test_every_failure_of_a_queued_request_says_what_to_do(kind: WaitFailure) -> None:
     message = _wait_error(WaitFailed(kind, "id")).answer.message
     assert re.search(r"Send |Choose |Lower |come back|can be read", message)
