@@ -11,7 +11,7 @@ from uuid import UUID, uuid4, uuid5
 from sqlalchemy.orm import Session
 
 from horde import clock
-from horde.actions.actors import By, require_actor
+from horde.actions.actors import OPERATOR, By, require_actor
 from horde.actions.acts import record_act
 from horde.actions.user_changes import describe_user
 from horde.classes.base.kudos_gifts import build_award_movements, build_transfer_movements
@@ -58,15 +58,44 @@ def transfer_kudos(
     if idempotency_key is not None and len(idempotency_key) > MAX_IDEMPOTENCY_KEY_LENGTH:
         limit = f"String should have at most {MAX_IDEMPOTENCY_KEY_LENGTH} characters"
         raise PayloadInvalid({"Idempotency-Key": limit})
-    return run_transaction(lambda session: _transfer(session, api_key, body, idempotency_key))
+
+    def work(session: Session) -> KudosTransferred:
+        source = require_actor(session, api_key).account
+        assert source is not None
+        return _transfer(session, source, body, idempotency_key)
+
+    return run_transaction(work)
+
+
+def move_kudos(source: str, body: KudosTransferInput, reason: str | None) -> KudosTransferred:
+    """Give kudos of one account to another as the operator; it is recorded.
+
+    Errors: BadRequest with the code of what stands against it, as for the account itself.
+    """
+
+    def work(session: Session) -> KudosTransferred:
+        giver = find_account_by_alias(session, source)
+        if giver is None:
+            raise BadRequest("The giver is no account.", ReturnCode.INVALID_TARGET_USERNAME)
+        moved = _transfer(session, giver, body, None)
+        record_act(
+            session,
+            OPERATOR,
+            ModeratorAction.KUDOS_MOVED,
+            describe_user(giver.id),
+            reason,
+            target=body.username,
+            amount=body.amount,
+        )
+        return moved
+
+    return run_transaction(work)
 
 
 def _transfer(
-    session: Session, api_key: str, body: KudosTransferInput, idempotency_key: str | None
+    session: Session, source: Caller, body: KudosTransferInput, idempotency_key: str | None
 ) -> KudosTransferred:
     now = clock.utcnow()
-    source = require_actor(session, api_key).account
-    assert source is not None
     if source.is_anonymous:
         raise BadRequest(
             "The anonymous account cannot give kudos.", ReturnCode.KUDOS_TRANSFER_FROM_ANON

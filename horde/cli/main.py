@@ -25,7 +25,11 @@ COMMANDS = {
     "db": "apply the schema changes",
     "user": "create, list and show users; change their roles and kudos",
     "worker": "list workers; pause them, put them into maintenance, and write to them",
-    "kudos": "audit the kudos ledger",
+    "kudos": "audit the kudos ledger, and move kudos between accounts",
+    "block": "refuse addresses and networks",
+    "filter": "keep the rules for prompts",
+    "mode": "show or set the switches of the whole horde",
+    "acts": "list what moderators and operators did",
     "store": "audit the object store",
     "config": "check the settings, and whether the services fit them",
 }

@@ -9,13 +9,18 @@ from uuid import uuid4
 from sqlalchemy.orm import Session
 
 from horde import db, redis_ctrl
+from horde.actions import user_changes
+from horde.actions.actors import OPERATOR
+from horde.actions.acts import record_act
 from horde.classes.base.kudos import to_kudos
 from horde.classes.base.user import UserRoleTypes
 from horde.cli._operating import CommandRefused, run_on_database
+from horde.cli._words import Found, add_json_option, add_reason_option, run_word, to_facts
 from horde.clock import utcnow
 from horde.config import Config
 from horde.database import users
 from horde.database.kudos import fold_postings, get_effective_kudos
+from horde.shapes.acts import ModeratorAction
 from horde.shapes.users import MAX_ADJUSTMENT, MAX_USERNAME_LENGTH
 
 EXIT_REFUSED = 1
@@ -48,6 +53,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     role.add_argument("user")
     role.add_argument("role", choices=ROLES)
     role.add_argument("--remove", action="store_true", help="revoke it instead")
+    delete = actions.add_parser(
+        "delete", help="mark an account for deletion; again after 30 days, erase it"
+    )
+    delete.add_argument("user")
+    add_reason_option(delete)
+    add_json_option(delete)
+    key = actions.add_parser("key", help="give a new key, which ends the old one; prints {api_key}")
+    key.add_argument("user")
     kudos = actions.add_parser("kudos", help="add to a balance; prints {id, alias, kudos}")
     kudos.add_argument("user")
     kudos.add_argument("delta", type=parse_kudos, help="may be negative")
@@ -83,7 +96,9 @@ def parse_limit(text: str) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Do what was asked and print the result on stdout; the exit code."""
-    makes_key = args.action == "create"
+    if args.action == "delete":
+        return run_word("user", args, lambda: delete(args))
+    makes_key = args.action in {"create", "key"}
     act = read if args.action in {"list", "show"} else change
     return run_on_database(
         "user",
@@ -95,7 +110,9 @@ def run(args: argparse.Namespace) -> int:
 
 def change(config: Config, args: argparse.Namespace) -> int:
     """Change accounts in one transaction and print the result as JSON."""
-    act = {"create": create, "role": change_role, "kudos": change_kudos}[args.action]
+    act = {"create": create, "key": reset_key, "role": change_role, "kudos": change_kudos}[
+        args.action
+    ]
     # running servers learn of the change through it; without it within seconds
     redis_ctrl.connect(config)
     users.configure(config)
@@ -166,6 +183,22 @@ def describe(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value))
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+def delete(args: argparse.Namespace) -> Found:
+    """Mark an account, or erase a marked one."""
+    with db.reading() as session:
+        account = require_account(session, args.user)
+    deleted = user_changes.delete_user(OPERATOR, str(account.id), args.reason)
+    return {"id": account.id, "alias": account.alias, **to_facts(deleted)}
+
+
+def reset_key(session: Session, args: argparse.Namespace) -> dict[str, object]:
+    """Give an account a new key, as when the old one is lost or leaked."""
+    account = require_account(session, args.user)
+    api_key = users.reset_api_key(session, account.id)
+    record_act(session, OPERATOR, ModeratorAction.KEY_RESET, user_changes.describe_user(account.id))
+    return {"id": account.id, "alias": account.alias, "api_key": api_key}
 
 
 def create(session: Session, args: argparse.Namespace) -> dict[str, object]:
