@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """create_app: the only place where the parts of the API are joined."""
 
+from importlib import import_module
 from types import ModuleType, TracebackType
 
 from flask import Flask
@@ -127,6 +128,9 @@ def create_app(
     register_response_hooks(app, config)
     for module in resource_modules:
         module.register(api)
+    if config.oidc_issuer:
+        # By name, as commands are: its libraries are loaded where they are of use.
+        import_module("horde.apis.sign_in").install(app, config)
     return app
 
 

@@ -433,6 +433,16 @@ class Config:
         int, within(0, 1_000_000), named("HORDE_MODEL_REJECTION_TIMEOUT_THRESHOLD")
     ] = 5
 
+    # sign-in
+    oidc_issuer: Annotated[WebAddress, named("HORDE_OIDC_ISSUER")] = ""
+    oidc_client_id: Annotated[HeaderText, named("HORDE_OIDC_CLIENT_ID")] = ""
+    oidc_client_secret: Annotated[Key, named("HORDE_OIDC_CLIENT_SECRET")] = field(
+        default="", repr=False
+    )
+    oidc_name: Annotated[Text, named("HORDE_OIDC_NAME")] = "the sign-in"
+    # Where people reach the API, for addresses that others send them back to.
+    public_url: Annotated[WebAddress, named("HORDE_URL")] = ""
+
     # names shown to people
     title: Annotated[Text, named("HORDE_TITLE")] = "Horde"
     contact_email: Annotated[Text, named("HORDE_EMAIL")] = ""
@@ -456,6 +466,7 @@ class Config:
             values["DATABASE_URL"] = read_settings(_DatabaseParts, values).build_url()
         config = read_settings(cls, values)
         _check_store(config)
+        _check_sign_in(config)
         _check_free_output(config)
         return config
 
@@ -566,6 +577,18 @@ def _complete(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _is_set(values: Mapping[str, str], name: str) -> bool:
     return bool(values.get(name, "").strip())
+
+
+def _check_sign_in(config: Config) -> None:
+    """A provider without the rest of what sign-in needs would fail at the first person."""
+    needed = {
+        "HORDE_OIDC_CLIENT_ID": config.oidc_client_id,
+        "HORDE_OIDC_CLIENT_SECRET": config.oidc_client_secret,
+        "HORDE_URL": config.public_url,
+    }
+    for name, value in needed.items():
+        if config.oidc_issuer and not value:
+            raise ConfigError(name, "is not set, and HORDE_OIDC_ISSUER needs it.")
 
 
 def _check_store(config: Config) -> None:

@@ -1,22 +1,28 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """The page on which a person makes an account. It works without JavaScript."""
 
-from functools import partial
-
-from flask import Blueprint, Response, current_app, make_response, render_template, request
+from flask import (
+    Blueprint,
+    Response,
+    current_app,
+    make_response,
+    render_template,
+    request,
+    session,
+)
 from flask.views import MethodView
 from flask_restx import Api
 
-from horde import clock
+from horde.actions.registration import find_alias_of, register_account
 from horde.apis.requests import get_config
-from horde.database.stats import read_horde_modes
-from horde.database.users import clean_username, create_user
+from horde.database.users import clean_username
 from horde.database.workers import is_profane
-from horde.db import reading, run_transaction
+from horde.exceptions import Forbidden
 from horde.limiter import limit_register
 from horde.shapes.users import MAX_USERNAME_LENGTH
 
 DEFAULT_USERNAME = "Pseudonymous"
+IDENTITY = "identity"  # of who signed in, in the session; there is none without a provider
 MAX_FORM_BYTES = 16 * 1024
 
 PAGE_HEADERS = {
@@ -41,7 +47,7 @@ class Register(MethodView):
 
     @limit_register
     def post(self) -> Response:
-        """Make a pseudonymous account and show its key, this once."""
+        """Make an account, or a new key for that of who signed in, and show the key, this once."""
         # Browsers say where a form was sent from; nothing else may make accounts in a visitor's
         # name.
         if request.headers.get("Sec-Fetch-Site", "same-origin") not in {"same-origin", "none"}:
@@ -51,15 +57,11 @@ class Register(MethodView):
         problem = find_username_problem(username)
         if problem is not None:
             return render_page("register.html", 400, problem=problem, username=username)
-        with reading() as session:
-            if read_horde_modes(session).raid:
-                return render_page(
-                    "register.html",
-                    403,
-                    problem="No accounts are made at the moment. Please come back later.",
-                )
-        made = run_transaction(partial(create_user, username=username, now=clock.utcnow()))
-        return render_page("registered.html", 200, alias=made.user.alias, api_key=made.api_key)
+        try:
+            made = register_account(username, session.get(IDENTITY))
+        except Forbidden as refused:
+            return render_page("register.html", 403, problem=refused.message)
+        return render_page("registered.html", 200, alias=made.alias, api_key=made.api_key)
 
 
 def find_username_problem(username: str) -> str | None:
@@ -74,8 +76,12 @@ def find_username_problem(username: str) -> str | None:
 def render_page(template: str, status: int, **values: object) -> Response:
     """A page with the headers that keep it private and inert."""
     config = get_config()
+    identity = session.get(IDENTITY)
     page = render_template(
         template,
+        provider=config.oidc_name if config.oidc_issuer else None,
+        is_signed_in=identity is not None,
+        own_alias=None if identity is None else find_alias_of(identity),
         title=config.title,
         contact_email=config.contact_email,
         max_length=MAX_USERNAME_LENGTH,
