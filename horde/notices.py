@@ -8,15 +8,17 @@ command, sends none; what does not fit the queue is dropped and logged.
 import queue
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from enum import StrEnum
 
-from horde.logger import get_logger
+from horde.logger import get_logger, surviving
 from horde.outbound import OutboundFailed, post_json
 
 logger = get_logger(__name__)
 
 QUEUE_LENGTH = 100
 POST_SECONDS = 2.0
+STOP_SECONDS = 5.0
 MAX_CONTENT_LENGTH = 2000  # what the usual receiver takes
 
 
@@ -51,24 +53,26 @@ class NoticeSender:
             logger.warning("horde.notice.dropped", extra={"kind": kind.value})
 
     def stop(self) -> None:
-        """Send what is queued, then end the thread."""
-        self._waiting.put(None)
-        self._thread.join()
+        """Send what is queued while there is time, then let the thread end with the process."""
+        with suppress(queue.Full):  # then it is busy for longer than anybody waits
+            self._waiting.put_nowait(None)
+        self._thread.join(STOP_SECONDS)
 
     def _send_until_stopped(self) -> None:
         while (notice := self._waiting.get()) is not None:
-            kind, content = notice
-            try:
-                status = post_json(
-                    self._addresses[kind], {"content": content}, timeout_seconds=POST_SECONDS
-                )
-                reason = None if 200 <= status < 300 else f"status {status}"
-            except OutboundFailed as error:
-                reason = str(error)
-            except Exception as error:  # noqa: BLE001  the thread has to survive whatever a library raises
-                reason = type(error).__name__
-            if reason is not None:
-                logger.warning("horde.notice.failed", extra={"kind": kind.value, "reason": reason})
+            with surviving("notices"):
+                self._send(*notice)
+
+    def _send(self, kind: NoticeKind, content: str) -> None:
+        try:
+            status = post_json(
+                self._addresses[kind], {"content": content}, timeout_seconds=POST_SECONDS
+            )
+            reason = None if 200 <= status < 300 else f"status {status}"
+        except OutboundFailed as error:
+            reason = str(error)
+        if reason is not None:
+            logger.warning("horde.notice.failed", extra={"kind": kind.value, "reason": reason})
 
 
 class _State:

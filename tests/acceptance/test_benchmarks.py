@@ -107,3 +107,17 @@ def test_the_benchmark_of_streams_delivers_every_post(service_urls: ServiceAddre
     (completions,) = figures["completions"]
     assert completions["front_ms"] > 0 < completions["native_ms"]
     assert "KiB/stream" in answer.stderr
+
+
+@pytest.mark.slow
+def test_the_lists_benchmark_costs_each_list_three_statements_at_most(
+    service_urls: ServiceAddresses,
+) -> None:
+    sizes = ("--users", "200", "--workers", "20", "--statistics", "500", "--calls", "2")
+    answer = run_benchmark(service_urls, "lists", "--json", *sizes)
+    assert answer.returncode == 0, answer.stderr
+    rows = {row["route"]: row for row in json.loads(answer.stdout)["rows"]}
+    assert {"users by kudos", "workers", "models", "stats totals", "teams"} <= rows.keys()
+    costs = {name: row["statements"] for name, row in rows.items()}
+    assert costs.pop("models") == 4  # computed by a job every ten seconds, and shared
+    assert max(costs.values()) <= 3

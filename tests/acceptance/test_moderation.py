@@ -222,9 +222,7 @@ def test_a_lost_key_is_replaced_by_the_operator(horde: Horde) -> None:
     wait_until(is_ended)
 
 
-@pytest.mark.parametrize(
-    "words", [("block", "list"), ("filter", "list"), ("worker", "list"), ("mode",), ("acts",)]
-)
+@pytest.mark.parametrize("words", [("block", "list"), ("filter", "list"), ("mode",), ("acts",)])
 def test_without_json_a_word_prints_lines_for_people(horde: Horde, words: tuple[str, ...]) -> None:
     printed = horde.commands.require(*words)
     assert printed.strip()
