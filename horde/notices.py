@@ -13,6 +13,7 @@ from enum import StrEnum
 
 from horde.logger import get_logger, surviving
 from horde.outbound import OutboundFailed, post_json
+from horde.runtime import Part
 
 logger = get_logger(__name__)
 
@@ -75,21 +76,19 @@ class NoticeSender:
             logger.warning("horde.notice.failed", extra={"kind": kind.value, "reason": reason})
 
 
-class _State:
-    """The sender of this process; None where none was started."""
-
-    sender: NoticeSender | None = None
+_sender: Part[NoticeSender | None] = Part(lambda: None)
 
 
 def start_notices(addresses: Mapping[NoticeKind, str]) -> NoticeSender:
     """Send this process's notices from now on; the caller stops the sender at the end."""
     sender = NoticeSender(addresses)
     sender.start()
-    _State.sender = sender
+    _sender.set(sender)
     return sender
 
 
 def queue_notice(kind: NoticeKind, content: str) -> None:
     """Tell the moderators, soon and best effort. Call it after the commit."""
-    if _State.sender is not None:
-        _State.sender.queue(kind, content)
+    sender = _sender.get()
+    if sender is not None:
+        sender.queue(kind, content)

@@ -83,7 +83,7 @@ def told() -> Iterator[list[tuple[str, dict[str, Any]]]]:
         {NoticeKind.PAUSED_WORKER: f"{root}/paused", NoticeKind.PROBLEM_USER: f"{root}/problem"}
     )
     yield Receiver.received
-    notices._State.sender = None
+    notices._sender.set(None)
     sender.stop()
     server.shutdown()
     server.server_close()
@@ -92,7 +92,7 @@ def told() -> Iterator[list[tuple[str, dict[str, Any]]]]:
 
 def wait_for_notices() -> None:
     """Let what is queued be sent."""
-    sender = notices._State.sender
+    sender = notices._sender.get()
     assert sender is not None
     sender.stop()
 
@@ -389,7 +389,7 @@ def test_a_receiver_that_fails_ends_no_notices(api: Api, caplog: pytest.LogCaptu
         notices.queue_notice(NoticeKind.PAUSED_WORKER, "second")
         notices.queue_notice(NoticeKind.PROBLEM_USER, "wanted by nobody")
     finally:
-        notices._State.sender = None
+        notices._sender.set(None)
         sender.stop()
     failures = [record for record in caplog.records if record.msg == "horde.notice.failed"]
     assert len(failures) == 2
