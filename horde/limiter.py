@@ -16,7 +16,6 @@ from typing import Any, cast
 
 from flask import Flask, Response, current_app, g, request
 from limits import RateLimitItem, parse_many
-from limits.storage import MemoryStorage
 from werkzeug.exceptions import TooManyRequests
 
 from horde import redis_ctrl
@@ -27,6 +26,7 @@ from horde.redis_ctrl import RedisUnavailable
 ANONYMOUS_API_KEY = "0000000000"
 WHITELIST_SECONDS = 24 * 3600
 MAX_WHITELISTED_ADDRESSES = 10_000  # bounds the memory; the oldest goes first
+MAX_OWN_WINDOWS = 100_000  # bounds the memory; the one counted longest ago goes first
 
 EXTENSION = "horde.limits"
 _OWN_LIMIT = "__horde_own_limit__"
@@ -83,6 +83,37 @@ class Whitelist:
         return self._expiry.get(address, 0.0) > self._clock()
 
 
+class OwnWindows:
+    """Fixed windows in this process's memory.
+
+    The storage of `limits` is not used: its threads clear windows away without a lock, and one that
+    meets another ends with a KeyError.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._windows: dict[str, tuple[int, float]] = {}
+
+    def count(self, key: str, seconds: int) -> tuple[int, float]:
+        """Count one request. Returns the window's count and when it ends, in Unix seconds."""
+        with self._lock:
+            now = self._clock()
+            count, resets_at = self._windows.pop(key, (0, 0.0))
+            if resets_at <= now:
+                count, resets_at = 0, now + seconds
+
+            self._windows[key] = count + 1, resets_at
+            if len(self._windows) > MAX_OWN_WINDOWS:
+                self._forget_ended(now)
+            return count + 1, resets_at
+
+    def _forget_ended(self, now: float) -> None:
+        """Keep the windows that still count; when those are too many, the ones counted last."""
+        running = [(key, window) for key, window in self._windows.items() if window[1] > now]
+        self._windows = dict(running[-MAX_OWN_WINDOWS // 2 :])
+
+
 @dataclass(frozen=True, slots=True)
 class _Limits:
     """What the limits of one application need to know."""
@@ -90,7 +121,7 @@ class _Limits:
     config: Config
     get_address: Callable[[], str]
     whitelist: Whitelist
-    own_memory: MemoryStorage  # where windows are counted while Redis is away
+    own_memory: "OwnWindows"  # where windows are counted while Redis is away
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +161,7 @@ def init_limiter(app: Flask, config: Config, get_address: Callable[[], str]) -> 
     at hand.
     """
     app.extensions[EXTENSION] = _Limits(
-        config, get_address, Whitelist(config.whitelisted_addresses), MemoryStorage()
+        config, get_address, Whitelist(config.whitelisted_addresses), OwnWindows()
     )
     if config.rate_limits_enabled:
         app.before_request(_count_by_default)
@@ -217,7 +248,7 @@ def _parse_limits(text: str) -> list[RateLimitItem]:
     return parse_many(text)
 
 
-def _count(windows: Sequence[_Window], own_memory: MemoryStorage) -> CountedRequest:
+def _count(windows: Sequence[_Window], own_memory: "OwnWindows") -> CountedRequest:
     """Count in Redis, in the process's own memory while it is away."""
     arguments = [
         number for window in windows for number in (window.limit.amount, window.limit.get_expiry())
@@ -239,11 +270,11 @@ def _count(windows: Sequence[_Window], own_memory: MemoryStorage) -> CountedRequ
     return counted[-1] if counted[-1].is_over else counted[0]
 
 
-def _count_in_memory(windows: Sequence[_Window], memory: MemoryStorage) -> CountedRequest:
+def _count_in_memory(windows: Sequence[_Window], memory: "OwnWindows") -> CountedRequest:
     first = None
     for window in windows:
-        count = memory.incr(window.key, window.limit.get_expiry())
-        counted = CountedRequest(window.limit, count, memory.get_expiry(window.key))
+        count, resets_at = memory.count(window.key, window.limit.get_expiry())
+        counted = CountedRequest(window.limit, count, resets_at)
         if counted.is_over:
             return counted
         first = first or counted

@@ -465,7 +465,9 @@ def test_of_settlement_and_cancel_one_wins_thousands_of_times(
         with horde.app.app_context():
             copy = replace(facts, id=UUID(job_id), wp_id=UUID(wp_id))
             try:
-                submitting.settle_or_refuse(copy, Submitted(columns=columns, tokens=100), now=now)
+                submitting.settle_or_refuse(
+                    copy, Submitted(columns=columns, tokens=100, generated_tokens=100), now=now
+                )
             except BadRequest as refusal:
                 return refusal.rc
         return None

@@ -532,7 +532,7 @@ def _is_up(client: httpx.Client) -> bool:
 def test_the_command_refuses_what_it_cannot_read() -> None:
     process = run_process({"HORDE_OAI_TRUSTED_PROXIES": "x"})
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 1
+    assert process.returncode == 2
     assert errors.startswith("horde front: HORDE_OAI_TRUSTED_PROXIES ")
     assert "Traceback" not in errors
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from flask import Response
@@ -7,9 +8,11 @@ from limits import parse
 
 from horde.ip_subject import build_ip_subject
 from horde.limiter import (
+    MAX_OWN_WINDOWS,
     MAX_WHITELISTED_ADDRESSES,
     WHITELIST_SECONDS,
     CountedRequest,
+    OwnWindows,
     Whitelist,
 )
 
@@ -64,6 +67,33 @@ def test_the_whitelist_forgets_the_oldest_when_it_is_full() -> None:
         True,
         True,
     ]
+
+
+def test_a_window_counts_until_it_ends_and_starts_anew() -> None:
+    clock = Clock()
+    windows = OwnWindows(clock)
+    assert [windows.count("a", 60), windows.count("a", 60)] == [(1, 160.0), (2, 160.0)]
+    assert windows.count("b", 1) == (1, 101.0)
+    clock.now += 60
+    assert windows.count("a", 60) == (1, 220.0)
+
+
+def test_threads_that_count_at_once_lose_no_request() -> None:
+    windows = OwnWindows()
+    with ThreadPoolExecutor(8) as pool:
+        counts = list(pool.map(lambda _: windows.count("a", 3600)[0], range(4000)))
+    assert sorted(counts) == list(range(1, 4001))
+
+
+def test_a_full_memory_of_windows_forgets_those_that_ended_and_then_the_longest_unused() -> None:
+    clock = Clock()
+    windows = OwnWindows(clock)
+    windows.count("ended", 1)
+    clock.now += 2
+    for number in range(MAX_OWN_WINDOWS):
+        windows.count(str(number), 3600)
+    assert windows.count(str(MAX_OWN_WINDOWS - 1), 3600)[0] == 2
+    assert windows.count("0", 3600)[0] == 1
 
 
 @pytest.mark.parametrize(("seconds_left", "answered"), [(0.0, 1), (0.4, 1), (16.9, 17)])
