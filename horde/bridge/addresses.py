@@ -28,6 +28,11 @@ def parse_address(text: str, option: str, *endings: str) -> str:
     return address
 
 
+def hide_password(address: str) -> str:
+    """The address for the log."""
+    return str(httpx.URL(address).copy_with(userinfo=b""))
+
+
 def parse_key(text: str | None, option: str) -> str | None:
     """A key without the blanks around it; None for an empty one.
 

@@ -6,7 +6,7 @@ import time
 
 import httpx
 
-from horde.bridge.addresses import trusts_environment
+from horde.bridge.addresses import hide_password, trusts_environment
 from horde.bridge.chat_stream import ChatStream
 from horde.bridge.connections import WITHOUT_KEEP_ALIVE, ending_at
 from horde.bridge.refusals import (
@@ -71,20 +71,23 @@ class Backend:
         return [self._key] if self._key else []
 
     def list_models(self) -> list[JsonObject]:
-        """The entries of ``GET /v1/models``. An address without its ``/v1`` is corrected.
+        """The entries of ``GET /v1/models``. An address without its ``/v1``, or that redirects, is
+        corrected.
 
         Raises ``NoSuchRoute`` where neither address has the route.
         """
         addresses = [self._url] if self._url.endswith("/v1") else [self._url, f"{self._url}/v1"]
         for address in addresses:
             try:
-                answer = self._call("GET", f"{address}/models", None, PROBE_TIMEOUT_SECONDS)
+                found, answer = self._ask(
+                    "GET", f"{address}/models", None, PROBE_TIMEOUT_SECONDS, follows=True
+                )
             except BackendRefusal as refusal:
                 if refusal.status not in (*NO_ROUTE_STATUSES, httpx.codes.OK):
                     raise
                 continue
             if isinstance(data := answer.get("data"), list):
-                self._correct_address(address)
+                self._correct_address(found.removesuffix("/models"))
                 return [model for model in data if isinstance(model, dict)]
         raise NoSuchRoute
 
@@ -140,11 +143,24 @@ class Backend:
     def _correct_address(self, address: str) -> None:
         if address != self._url:
             self._url = address
-            logger.warning("horde.bridge.backend_address_corrected", extra={"backend": address})
+            fields = {"backend": hide_password(address)}
+            logger.warning("horde.bridge.backend_address_corrected", extra=fields)
 
     def _call(
         self, method: str, url: str, body: JsonObject | None, timeout_seconds: float
     ) -> JsonObject:
+        return self._ask(method, url, body, timeout_seconds)[1]
+
+    def _ask(
+        self,
+        method: str,
+        url: str,
+        body: JsonObject | None,
+        timeout_seconds: float,
+        *,
+        follows: bool = False,
+    ) -> tuple[str, JsonObject]:
+        """From where the answer came, which differs when redirects were followed, and the answer."""
         try:
             with (
                 ending_at(time.monotonic() + timeout_seconds) as trace,
@@ -153,6 +169,7 @@ class Backend:
                     url,
                     timeout=_build_timeout(timeout_seconds),
                     extensions={"trace": trace},
+                    follow_redirects=follows,
                     **write_body(body),
                 ) as response,
             ):
@@ -166,7 +183,7 @@ class Backend:
             raise read_refusal(response, content)
         if (told := find_error(answer)) is not None:
             raise told
-        return answer
+        return str(response.url), answer
 
 
 def _build_timeout(seconds: float) -> httpx.Timeout:

@@ -23,14 +23,14 @@ _NO_FINISH_REASONS = (None, "", "null")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """What one chunk adds. ``is_whole`` when it is the reply so far and not a part of it."""
+    """What one chunk adds. ``is_message`` when it came under the name that whole replies have."""
 
     content: str = ""
     reasoning: str = ""
     calls: tuple[JsonObject, ...] = ()
     finish_reason: str | None = None
     usage: JsonObject | None = None
-    is_whole: bool = False
+    is_message: bool = False
 
 
 class ChunkReader:
@@ -38,7 +38,7 @@ class ChunkReader:
 
     def __init__(self) -> None:
         self._index: object = None
-        self._has_choice = False
+        self._has_choice = self._has_deltas = False
 
     def read(self, chunk: Mapping[str, Any]) -> Piece:
         """What a chunk adds. Raises ``UnreadableAnswer``."""
@@ -47,7 +47,10 @@ class ChunkReader:
         if choice is None:
             return Piece(usage=usage)
 
-        message, is_whole = _find_message(choice)
+        message, is_message = _find_message(choice)
+        if is_message and self._has_deltas:
+            message = {}  # all of the reply once more, after its pieces
+        self._has_deltas = self._has_deltas or not is_message
         content, reasoning = read_text(message.get("content"))
         if not content and isinstance(message.get("refusal"), str):
             content = message["refusal"]
@@ -57,7 +60,7 @@ class ChunkReader:
             calls=_list_calls(message),
             finish_reason=_read_finish_reason(choice),
             usage=usage,
-            is_whole=is_whole,
+            is_message=is_message,
         )
 
     def _find_choice(self, chunk: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -112,7 +115,7 @@ def read_text(value: object) -> tuple[str, str]:
 
 
 def _find_message(choice: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
-    """The object with the text, and whether it repeats what was there before."""
+    """The object with the text, and whether it is a message and no delta."""
     delta, message = choice.get("delta"), choice.get("message")
     if isinstance(delta, str):
         delta = {"content": delta}
@@ -125,7 +128,7 @@ def _find_message(choice: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
         return delta, False
     if message:
         return message, True
-    return {"content": choice.get("text")}, False
+    return {"content": choice.get("text")}, not choice.get("text")
 
 
 def _read_reasoning(message: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 
 import httpx
 
-from horde.bridge.addresses import trusts_environment
+from horde.bridge.addresses import hide_password, trusts_environment
 from horde.bridge.refusals import JsonObject, describe_failure, parse_json, parse_retry_after
 from horde.logger import get_logger
 
@@ -117,7 +117,9 @@ class HordeApi:
                 if found == given:
                     raise HordeUnavailable("the horde answers, but not its pop")
                 self._url = found
-                logger.warning("horde.bridge.api_address_corrected", extra={"api": found})
+                logger.warning(
+                    "horde.bridge.api_address_corrected", extra={"api": hide_password(found)}
+                )
                 return
 
         models = self._look("/".join(root[:3]) + "/v1/models")

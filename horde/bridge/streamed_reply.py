@@ -34,12 +34,20 @@ class TextJoiner:
         self._text = ""
         self._repeating: list[str] = []
         self._repeats = False
+        self._likely_characters = _LIKELY_CHARACTERS
 
-    def add(self, piece: str, *, is_whole: bool = False) -> str:
-        """The text that is certain with this piece. ``is_whole`` when it is all of the text."""
-        if is_whole or self._repeats:
-            rest = piece.removeprefix(self._text) if piece.startswith(self._text) else ""
-            return self._let_out(rest)
+    def add(self, piece: str, *, is_message: bool = False) -> str:
+        """The text that is certain with this piece.
+
+        ``is_message`` when it came as a message, which elsewhere is a whole. Raises
+        ``UnreadableAnswer`` when a backend that repeated its text goes back on it.
+        """
+        if is_message:
+            self._likely_characters = 1
+        if self._repeats:
+            if not piece.startswith(self._text) and not self._text.startswith(piece):
+                raise UnreadableAnswer("the text so far was sent again with other words")
+            return self._let_out(piece[len(self._text) :])
         before = self._repeating[-1] if self._repeating else self._text
         grows = len(piece) > len(before) or len(before) >= _EQUAL_CHARACTERS
         if before and grows and piece.startswith(before):
@@ -51,7 +59,7 @@ class TextJoiner:
     def finish(self) -> str:
         """What was held back, once nothing follows."""
         pieces = self._repeating
-        is_likely = bool(pieces) and (len(pieces) > 1 or len(self._text) >= _LIKELY_CHARACTERS)
+        is_likely = bool(pieces) and (len(pieces) > 1 or len(self._text) >= self._likely_characters)
         return self._decide(repeats=is_likely)
 
     def _decide(self, *, repeats: bool) -> str:
@@ -109,16 +117,15 @@ class StreamedReply:
         if piece.reasoning:
             self.token_count += 1
             self.content += self._splitter.take_as_answer()
-            text = self._reasoning.add(piece.reasoning, is_whole=piece.is_whole)
+            text = self._reasoning.add(piece.reasoning, is_message=piece.is_message)
             self.reasoning += self._reasoning_halves.add(text)
         if piece.content:
             self.token_count += 1
-            text = self._content.add(piece.content, is_whole=piece.is_whole)
+            text = self._content.add(piece.content, is_message=piece.is_message)
             self._add_content(self._content_halves.add(text))
         if piece.calls:
             self.token_count += 1
-            if not (piece.is_whole and self._calls.has_calls):
-                self._calls.add(piece.calls)
+            self._calls.add(piece.calls)
 
     def finish(self) -> None:
         """Let out what was held back; nothing may be added after it."""

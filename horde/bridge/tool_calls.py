@@ -53,11 +53,6 @@ class CallCollector:
         self._calls: list[_Call] = []
         self._offered = offered
 
-    @property
-    def has_calls(self) -> bool:
-        """Whether a call has begun."""
-        return bool(self._calls)
-
     def add(self, pieces: tuple[JsonObject, ...]) -> None:
         """Take the calls of one chunk, or pieces of them. Raises ``UnreadableAnswer``."""
         taken: list[_Call] = []

@@ -147,6 +147,25 @@ def test_a_horde_behind_another_scheme_is_found() -> None:
     assert client.pop({}) is None
 
 
+def test_a_backend_behind_another_scheme_is_found_and_no_password_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    script = llama_script()
+
+    def redirect(request: httpx.Request) -> httpx.Response:
+        if request.url.scheme == "http":
+            location = str(request.url.copy_with(scheme="https"))
+            return httpx.Response(308, headers={"Location": location})
+        return script.handle(request)
+
+    backend = Backend(
+        "http://me:secret@backend.test/v1", None, transport=httpx.MockTransport(redirect)
+    )
+    assert backend.list_models()
+    assert backend.find("/props")
+    assert "secret" not in " ".join(str(vars(record)) for record in caplog.records)
+
+
 @pytest.mark.parametrize("typed", ["http://backend.test", "http://backend.test/v1"])
 def test_a_backend_address_without_v1_is_corrected(
     typed: str, caplog: pytest.LogCaptureFixture

@@ -86,6 +86,18 @@ UNDERSTOOD = {
     "message in place of delta": sse(
         {"choices": [{"message": {"content": "Bl"}}]}, {"choices": [{"message": {"content": "Blue."}}]}, END
     ),
+    "messages in place of deltas": sse(
+        {"message": {"content": "Bl"}, "done": False},
+        {"message": {"content": "ue."}, "done": False},
+        {"message": {"content": ""}, "done": True, "done_reason": "stop"},
+    ),
+    "messages with a finish reason each": sse(
+        {"choices": [{"message": {"content": "Bl"}, "finish_reason": "stop"}]},
+        {"choices": [{"message": {"content": "ue."}, "finish_reason": "stop"}]},
+    ),
+    "a whole at the end in other white space": sse(
+        piece(content="Blue."), {"choices": [{"message": {"content": " Blue."}, "finish_reason": "stop"}]}
+    ),
     "the whole at the end": sse(
         piece(content="Bl"),
         piece(content="ue."),
@@ -288,6 +300,12 @@ def test_a_backend_that_repeats_the_text_with_each_piece_is_read_once(pieces: li
 )
 def test_a_text_that_repeats_itself_is_kept(pieces: list[str]) -> None:
     assert read(sse(*[piece(content=text) for text in pieces], END)).content == "".join(pieces)
+
+
+def test_a_backend_that_goes_back_on_what_it_repeated_is_not_believed() -> None:
+    pieces = ["Blue", "Blue, or", "Blue, or red", "Blue, or red, or", "Green after all"]
+    with pytest.raises(UnreadableAnswer):
+        read(sse(*[piece(content=text) for text in pieces], END))
 
 
 @given(st.lists(st.text(alphabet="ab \n", min_size=1, max_size=3), max_size=12))
