@@ -606,8 +606,12 @@ def running_bridge(
 
 
 def is_online(horde: Horde, name: str) -> bool:
-    """Whether a worker has popped, so that requests for its model are let in."""
-    return bool(horde.database.value("SELECT count(*) FROM workers WHERE name = %s", name))
+    """Whether a worker has popped and not left, so that requests for its model are let in."""
+    statement = (
+        "SELECT count(*) FROM workers WHERE name = %s"
+        " AND last_check_in > now() AT TIME ZONE 'utc' - interval '1 minute'"
+    )
+    return bool(horde.database.value(statement, name))
 
 
 @contextlib.contextmanager
