@@ -143,7 +143,7 @@ def test_the_row_holds_what_was_asked(horde: TextHorde) -> None:
         False,
         False,
         user_id,
-        None,
+        "ignored",
     )
     assert (row.client_agent, row.webhook, row.consumed_kudos) == (
         "tests:1:nobody",
