@@ -28,6 +28,23 @@ LONGEST_REFUSAL_BYTES = 20_000
 RENEW_AFTER = 500  # attacks on one set of rows
 ANSWERED_SECONDS = 30.0
 PATH = "/v1/chat/completions"
+TEXT_PATH = "/v1/completions"
+FULL_TEXT = {
+    "model": FULL_CHAT["model"],
+    "prompt": [MARKER, MARKER],
+    "max_tokens": 16,
+    "n": 2,
+    "best_of": 2,
+    "echo": False,
+    "stop": ["a", "bb"],
+    "temperature": 0.5,
+    "top_p": 0.9,
+    "top_k": 40,
+    "min_p": 0.1,
+    "repetition_penalty": 1.1,
+    "logit_bias": {},
+    "horde": {"context_fit": "grow", "trusted_workers": False, "dry_run": True},
+}
 DECLARED = {
     "chat_features": ALL_FEATURES,
     "threads": 20,
@@ -81,6 +98,14 @@ class FuzzFront:
                 "POST",
                 PATH,
                 plain | {"stream": True, "stream_options": {"include_usage": True}},
+                key=key,
+            ),
+            *[Example("POST", TEXT_PATH, FULL_TEXT, key=key)] * 3,
+            Example("POST", TEXT_PATH, FULL_TEXT | {"prompt": "a", "horde": {}}, key=key),
+            Example(
+                "POST",
+                TEXT_PATH,
+                {"model": FULL_CHAT["model"], "prompt": "a", "stream": True},
                 key=key,
             ),
             Example("GET", "/v1/models", query={"a": "b"}),
@@ -231,6 +256,10 @@ class _Worker(threading.Thread):
                     self._reply(popped)
 
     def _reply(self, job: dict[str, Any]) -> None:
+        if "messages" not in job["payload"]:
+            body = {"id": job["id"], "generation": "aaa", "state": "ok"}
+            self._chat.post("/generate/text/submit", body, self._chat.owner_key)
+            return
         tools = job["payload"].get("tools") or [{"function": {"name": "none"}}]
         call = {
             "id": "call_1",

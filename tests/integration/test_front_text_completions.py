@@ -16,6 +16,7 @@ import pytest
 from devtools.services import ServiceAddresses
 from horde.classes.base.waiting_prompt import WaitingPrompt
 from horde.db import transaction
+from horde.oai import text_service
 from tests.integration._fake_chat_worker import MODEL, start_anew
 from tests.integration.chat_front import (
     PATIENCE_SECONDS,
@@ -362,6 +363,44 @@ def test_closing_the_connection_cancels_every_prompt(stack: FrontStack) -> None:
         client.sendall(head.encode() + body)
         wait_until(lambda: count_left() == 2)
     wait_until(lambda: count_left() == 0)
+
+
+def test_a_front_that_ends_takes_every_prompt_back(stack: FrontStack) -> None:
+    with run_front(stack.config) as url:
+        waiting = stack.threads.submit(
+            httpx.post,
+            f"{url}/v1/completions",
+            json={"model": MODEL, "prompt": ["One", "Two"]},
+            headers={"authorization": f"Bearer {stack.horde.requester_key}"},
+            timeout=PATIENCE_SECONDS,
+            trust_env=False,
+        )
+        wait_until(lambda: count_left() == 2)
+    answer = waiting.result(PATIENCE_SECONDS)
+    assert (answer.status_code, get_error(answer)["code"]) == (503, "front_shutting_down")
+    assert count_left() == 0
+
+
+def test_prompts_beyond_the_rate_limit_wait_for_their_turn(
+    service_urls: ServiceAddresses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked_for: list[str | None] = []
+
+    def note_pause(retry_after: str | None) -> float:
+        asked_for.append(retry_after)
+        return 0.3
+
+    monkeypatch.setattr(text_service, "_parse_pause", note_pause)
+    limited = {"rate_limits_enabled": True, "text_request_2sec_limit": "2/second"}
+    with run_front_stack(service_urls, "front_text_limits", native=limited) as stack:
+        declare(stack)
+        prompts = [f"prompt {number}" for number in range(4)]
+        waiting = ask(stack, prompt=prompts)
+        for _ in prompts:
+            reply(stack, "a")
+        assert len(finish(waiting)["choices"]) == 4
+    assert asked_for
+    assert all(seconds is not None and int(seconds) >= 1 for seconds in asked_for)
 
 
 def test_no_key_is_401_and_other_methods_405(stack: FrontStack) -> None:
