@@ -14,7 +14,7 @@ from tests.services import ROOT
 
 COMPOSE = ROOT / "docker-compose.yml"
 DOCKERFILE = ROOT / "Dockerfile"
-_VARIABLE = re.compile(r"\$\{(\w+)(?:(:[-?])([^}]*))?\}")
+_VARIABLE = re.compile(r"\$\$|\$\{(\w+)(?:(:[-?])([^}]*))?\}")
 
 
 class Unset(Exception):
@@ -42,9 +42,11 @@ def parse_env(text: str) -> dict[str, str]:
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
-    """Fill `${NAME}`, `${NAME:-default}` and `${NAME:?}`. Raises Unset."""
+    """Fill `${NAME}`, `${NAME:-default}` and `${NAME:?}`; `$$` is a dollar. Raises Unset."""
 
     def fill(match: re.Match[str]) -> str:
+        if match[0] == "$$":
+            return "$"
         name, operator, rest = match.groups()
         value = variables.get(name, "")
         if not value and operator == ":?":

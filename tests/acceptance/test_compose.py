@@ -89,7 +89,8 @@ class Installation:
             "HORDE_OAI_METRICS_PORT": str(self.metrics_ports[1]),
         }
         environment |= {key: value for key, value in local.items() if key in environment}
-        return {"PATH": os.environ["PATH"], "HOME": str(self.folder), **environment}
+        path = [str(self.folder), str(find_valkey_server().parent), os.environ["PATH"]]
+        return {"PATH": os.pathsep.join(path), "HOME": str(self.folder), **environment}
 
     def launch(self, name: str, command: list[str], ready: Any) -> Child:
         """Start one, as the file does, and wait for it unless `ready` is None."""
@@ -136,12 +137,14 @@ class Installation:
         self.launch("front", [*HORDE, "front", *words, str(self.front_port)], self.answers_at_front)
 
     def start_redis(self, service: Service) -> None:
-        program, *words = service.command
-        assert program == "valkey-server"
-        words += ["--bind", HOST, "--port", str(self.redis_port)]
+        """As the image does, whose entry point starts the program as another user."""
+        shell, *words = service.command
+        entry = self.folder / "docker-entrypoint.sh"
+        entry.write_text('#!/bin/sh\nexec "$@"\n')
+        entry.chmod(0o755)
         self.launch(
             "redis",
-            [str(find_valkey_server()), *words],
+            [f"/bin/{shell}", *words, "--bind", HOST, "--port", str(self.redis_port)],
             lambda _: not is_port_free(self.redis_port),
         )
 

@@ -10,7 +10,8 @@ from uuid import UUID, uuid4
 
 import pytest
 from redis import Redis
-from sqlalchemy import event, select, update
+from sqlalchemy import create_engine, event, select, update
+from sqlalchemy.orm import sessionmaker
 
 from devtools.services import ServiceAddresses
 from horde import chat_progress, db, redis_ctrl
@@ -523,7 +524,7 @@ def test_a_deadline_that_cannot_be_written_is_counted_and_the_post_is_accepted(
         away.setattr(
             db.state.get(),
             "reading_sessions",
-            db.sessionmaker(db.create_engine("postgresql+psycopg2://127.0.0.1:1/none")),
+            sessionmaker(create_engine("postgresql+psycopg2://127.0.0.1:1/none")),
         )
         answer = horde.post_progress(job["id"])
     assert (answer.status_code, answer.json) == (200, {"accepted_seq": 1, "cancelled": False})
@@ -545,7 +546,7 @@ def test_a_deadline_that_could_not_be_written_is_written_by_the_next_post(
         away.setattr(
             db.state.get(),
             "reading_sessions",
-            db.sessionmaker(db.create_engine("postgresql+psycopg2://127.0.0.1:1/none")),
+            sessionmaker(create_engine("postgresql+psycopg2://127.0.0.1:1/none")),
         )
         assert untrusted.post_progress(job["id"], 1, "a").status_code == 200
     assert read_lease(redis, job["id"])["job_ttl"] == "150"

@@ -220,3 +220,10 @@ def test_the_image_runs_every_command_as_nobody_special() -> None:
 def test_the_file_is_plain_yaml() -> None:
     document: dict[str, Any] = yaml.safe_load(COMPOSE.read_text())
     assert document["services"].keys() == {"api", "front", "migrate", "postgres", "redis", "store"}
+
+
+def test_no_secret_stands_on_a_command_line(services: dict[str, Service]) -> None:
+    """Every user of a machine can read the command lines of all."""
+    words = [word for service in services.values() for word in service.command]
+    assert words
+    assert not [secret for secret in SECRETS.values() if any(secret in word for word in words)]

@@ -159,6 +159,8 @@ def test_a_place_is_a_host_with_a_port_or_without(text: str, expected: bool) -> 
         (["user", "create", "--username", "a"], {"REDIS_URL": "foo"}, "REDIS_URL"),
         (["kudos", "audit"], {"HORDE_DEFAULT_LIMIT": "90"}, "HORDE_DEFAULT_LIMIT"),
         (["user", "create", "--username", "a"], {"secret_key": ""}, "secret_key"),
+        (["store", "audit"], {"S3_ENDPOINT": "store:8333"}, "S3_ENDPOINT"),
+        (["serve"], {"secret_key": ""}, "secret_key"),
     ],
 )
 def test_every_command_refuses_a_setting_by_one_sentence(
