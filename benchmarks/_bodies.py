@@ -9,7 +9,8 @@ PROMPT = (
     "Once upon a time, in a land far away, there lived a language model that answered everybody in"
     " turn. "
 )
-REPLY = "It answered the first, and the second, and in the end the one who had waited longest. " * 3
+# Short enough that nobody judges how fast it came (see speed_limits.py).
+REPLY = "It answered the first, and the second, and in the end the one who had waited longest. " * 2
 
 # tokens; in the same power of two as TOO_LONG, which a worker of this length cannot take.
 REQUEST_LENGTH = 300
@@ -71,7 +72,7 @@ def build_submit(job: dict[str, Any]) -> dict[str, Any]:
     if not job.get("chat"):
         return {"id": job["id"], "generation": REPLY, "state": "ok", "seed": 1}
     message = {"role": "assistant", "content": REPLY}
-    usage = {"prompt_tokens": 120, "completion_tokens": 60}
+    usage = {"prompt_tokens": 120, "completion_tokens": 40}
     return {
         "id": job["id"],
         "message": message,

@@ -8,6 +8,7 @@ reads the images in it.
 
 import base64
 import io
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -60,8 +61,10 @@ def client(horde: Horde) -> Account:
 
 
 @contextmanager
-def serving(horde: Horde, owner: Account, *options: str) -> Iterator[StreamingBackend]:
-    """A bridge whose backend sees, as its operator says."""
+def serving(
+    horde: Horde, owner: Account, *options: str
+) -> Iterator[tuple[StreamingBackend, subprocess.Popen[bytes]]]:
+    """A bridge whose backend sees, as its operator says, and the bridge's process."""
     supports = [
         word for name in ("vision", "prompt_overflow_refused") for word in ("--supports", name)
     ]
@@ -72,8 +75,8 @@ def serving(horde: Horde, owner: Account, *options: str) -> Iterator[StreamingBa
         name = "-".join(("seer", *options[1:]))
         with running_bridge(
             horde, owner.key, backend.url, name, *supports, "--max-length", "64", *options
-        ):
-            yield backend
+        ) as process:
+            yield backend, process
 
 
 def build_png(colour: tuple[int, int, int]) -> str:
@@ -128,7 +131,7 @@ def test_the_backend_sees_what_the_client_sent(
     text: str,
     transport: str,
 ) -> None:
-    with serving(horde, owner, *options) as backend:
+    with serving(horde, owner, *options) as (backend, _):
         context = {"max_context_length": 16384}
         request_id = horde.api.queue_chat(
             client.key, MODEL, messages=build_messages(text), stream=True, horde=context
@@ -147,13 +150,13 @@ def test_the_backend_sees_what_the_client_sent(
 def test_an_image_that_is_gone_faults_the_job_without_a_reason(
     horde: Horde, owner: Account, client: Account, service_urls: ServiceAddresses
 ) -> None:
-    with serving(horde, owner):
-        pass  # known from here on, so that its model may be asked for
+    with serving(horde, owner) as (_, bridge):
+        bridge.kill()  # it says no goodbye, so that its model may still be asked for
     request_id = horde.api.queue_chat(
         client.key, MODEL, messages=build_messages("What do you see?")
     )
     delete_object(service_urls, f"{request_id}_chat_1.jpg")
-    with serving(horde, owner) as backend:
+    with serving(horde, owner) as (backend, _):
         status = wait_until(lambda: find_faulted(horde, request_id), log=horde.api.log)
     assert (status["fault_reason"], status["fault_rc"], status["generations"]) == (None, None, [])
     assert backend.requests == []

@@ -99,6 +99,9 @@ class AnsweringWorker:
     def serve(self, job: Job) -> None:
         """Answer one job."""
         payload = job["payload"]
+        if "messages" not in payload:
+            self.submit_text(job)
+            return
         last = payload["messages"][-1]
         said = str(last["content"])
         if last["role"] == "tool":
@@ -135,6 +138,12 @@ class AnsweringWorker:
                 "/generate/text/progress", json={"id": job["id"], "seq": number, "delta": delta}
             ).json()
         )
+
+    def submit_text(self, job: Job) -> None:
+        """Hand in the text that goes on from a prompt."""
+        body = {"id": job["id"], "generation": "".join(PIECES), "state": "ok", "seed": 1}
+        answer = self._http.post("/generate/text/submit", json=body)
+        assert answer.status_code == 200, answer.text
 
     def submit(self, job: Job, content: str | None = None, **more: Any) -> None:
         """Hand the reply in."""
