@@ -41,7 +41,31 @@ EXAMPLES: Final[Mapping[str, dict[str, Any]]] = MappingProxyType(
         "ModifyUserInput": {"public_workers": True},
         "TestUserInput": {"username": "tester", "moderator": False, "trusted": True, "kudos": 100},
         "SharedKeyInput": {"kudos": 5000, "expiry": 30, "name": "For a friend"},
-        "HordeModes": {"invite_only_mode": False},
+        "HordeModesInput": {"invite_only_mode": False},
+        "KudosTransferInput": {"username": "Somebody#1", "amount": 10},
+        "KudosAwardInput": {"username": "Somebody#1", "amount": 10},
+        "CreateTeamInput": {"name": "An example of a team", "info": "We serve at night."},
+        "ModifyTeamInput": {"info": "We serve by day."},
+        "WorkerMessageInput": {"message": "Please update.", "expiry": 12},
+        "TextStyleInput": {
+            "name": "an example of a style",
+            "info": "Tells short stories.",
+            "prompt": "Tell a short story. {p}",
+            "models": [EXAMPLE_MODEL],
+            "params": {"max_length": 80},
+        },
+        "TextStylePatch": {"info": "Tells stories."},
+        "CollectionInput": {
+            "name": "an example of a collection",
+            "styles": ["Somebody#1::style::an example of a style"],
+        },
+        "CollectionPatch": {"info": "Styles for stories."},
+        "TriedPrompt": {"prompt": "Is this refused?"},
+        "PutNewFilter": {"regex": "a bad word", "filter_type": 10, "description": "An example."},
+        "PatchExistingFilter": {"description": "An example."},
+        "AddTimeoutIPInput": {"ipaddr": "198.51.100.1", "hours": 24},
+        "DeleteTimeoutIPInput": {"ipaddr": "198.51.100.1"},
+        "AddWorkerTimeout": {"days": 1},
     }
 )
 """Bodies that the document's page offers to send. Without them it makes one up that sets every

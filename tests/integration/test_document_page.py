@@ -125,7 +125,24 @@ def test_accounts_and_modes_change_as_offered(page: Page) -> None:
         ("patch", "/v2/sharedkeys/{sharedkey_id}", page.key): shared.json["id"],
         ("put", "/v2/users/{user_id}", moderator): str(page.user_id),
         ("put", "/v2/status/modes", moderator): "",
+        ("post", "/v2/operations/ipaddr", moderator): "",
+        ("delete", "/v2/operations/ipaddr", moderator): "",
     }
     for (method, path, key), filled in changes.items():
         answer = page.try_out(method, path, key=key, filled=filled)
         assert answer.status_code == 200, (path, answer.json)
+
+
+@pytest.mark.parametrize(
+    ("path", "role"),
+    [
+        ("/v2/filters", UserRoleTypes.MODERATOR),
+        ("/v2/workers/messages", UserRoleTypes.MODERATOR),
+        ("/v2/teams", UserRoleTypes.TRUSTED),
+        ("/v2/styles/text", UserRoleTypes.TRUSTED),
+    ],
+)
+def test_what_is_made_as_offered_is_made(page: Page, path: str, role: UserRoleTypes) -> None:
+    method = "put" if path == "/v2/filters" else "post"
+    answer = page.try_out(method, path, key=make_user(role)[1])
+    assert answer.status_code in {200, 201}, (path, answer.json)

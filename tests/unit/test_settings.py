@@ -52,6 +52,7 @@ OTHER_PROBLEMS = {
     "HORDE_TEXT_FREE_OUTPUT_WAIT_FLOOR_SECONDS": "has to be at least"
     " HORDE_TEXT_FREE_OUTPUT_WAIT_FULL_SECONDS.",
     "AWS_ACCESS_KEY_ID": "is not set, and the object store needs it.",
+    "HORDE_OIDC_CLIENT_ID": "is not set, and HORDE_OIDC_ISSUER needs it.",
 }
 
 
