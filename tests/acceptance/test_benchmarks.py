@@ -15,7 +15,8 @@ from devtools.services import ServiceAddresses
 from tests.services import ROOT, make_database
 
 LIMIT_SECONDS = 600
-MILLION_INSTRUCTIONS = {"text job": 28, "chat job": 33}  # a job may execute so many
+# A job may execute so many. Caches that are read anew in the meantime count too: hence the room.
+MILLION_INSTRUCTIONS = {"text job": 40, "chat job": 45}
 
 
 def run_benchmark(
