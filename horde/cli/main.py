@@ -7,11 +7,12 @@ where only the bridge's dependencies are installed.
 """
 
 import argparse
+import contextlib
 import importlib
 import json
 import os
 import sys
-from collections.abc import Collection, MutableMapping, Sequence
+from collections.abc import Collection, Iterator, MutableMapping, Sequence
 
 # Imported for what it does to loguru, which has to come before any command imports the SDK.
 import horde.logger  # noqa: F401  imported for its effect
@@ -48,6 +49,10 @@ LIBRARY_SETTINGS = {
     "PYDANTIC_DISABLE_PLUGINS": "logfire-plugin",
 }
 
+# Settings of ours that libraries of the SDK read under the same names when they are imported. They
+# end the process with a traceback when they cannot use a value, an empty one too.
+SHARED_NAMES = ("HORDE_URL",)
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; ``arguments`` are those of the process unless
@@ -62,7 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ.setdefault(name, value)
     keep_loopback_direct(os.environ)
     try:
-        module = importlib.import_module(f"horde.cli.{command}")
+        with hidden_from_libraries(os.environ):
+            module = importlib.import_module(f"horde.cli.{command}")
     except ModuleNotFoundError as error:
         print(
             f"horde {command}: {error.name} is not installed; install this command's dependencies.",
@@ -110,6 +116,16 @@ def join_keys(words: Sequence[str], options: Collection[str]) -> list[str]:
         else:
             joined.append(word)
     return joined
+
+
+@contextlib.contextmanager
+def hidden_from_libraries(environment: MutableMapping[str, str]) -> Iterator[None]:
+    """Take the shared names away while libraries are imported: our own code judges their values."""
+    hidden = {name: environment.pop(name) for name in SHARED_NAMES if name in environment}
+    try:
+        yield
+    finally:
+        environment.update(hidden)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -163,3 +163,21 @@ def test_a_key_may_begin_with_a_dash(key: str) -> None:
     words = main.join_keys(["--name", "w", "--key", key, "--threads", "2"], bridge.KEY_OPTIONS)
     assert words == ["--name", "w", f"--key={key}", "--threads", "2"]
     assert build_arguments(*words[2:]).key == key
+
+
+@pytest.mark.parametrize(("value", "code"), [("", 1), ("no address", 2)])
+def test_an_address_of_the_horde_is_judged_by_us_and_not_by_a_library(
+    value: str, code: int
+) -> None:
+    environment = {"PATH": os.environ["PATH"], "HORDE_URL": value, "secret_key": "a"}
+    environment["DATABASE_URL"] = "postgresql://127.0.0.1:1/none"
+    done = subprocess.run(
+        [sys.executable, "-m", "horde.cli.main", "db", "status"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert ("HORDE_URL" in done.stderr) == (code == 2)
