@@ -5,7 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,8 @@ class OwnPostgres:
         if not children.exists():
             return
         for process_id in [parent, *map(int, children.read_text().split())]:
-            os.kill(process_id, number)
+            with suppress(ProcessLookupError):  # a session that just ended
+                os.kill(process_id, number)
 
     def run(self, sql: str, *arguments: object) -> Any:
         """The first value of a statement, None when it has none."""
