@@ -64,7 +64,7 @@ class _Assembler:
         """The event, if it has data."""
         if self._lines:
             yield Event("\n".join(self._lines), self._is_error)
-        self.__init__()  # type: ignore[misc]
+        self._lines, self._size, self._is_error = [], 0, False
 
 
 def is_json(text: str) -> bool:
