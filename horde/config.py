@@ -446,6 +446,8 @@ class Config:
     # names shown to people
     title: Annotated[Text, named("HORDE_TITLE")] = "Horde"
     contact_email: Annotated[Text, named("HORDE_EMAIL")] = ""
+    about: Annotated[Text, named("HORDE_ABOUT")] = ""
+    front_url: Annotated[WebAddress, named("HORDE_FRONT_URL")] = ""
     # With terms.md, privacy.md, sponsors.md and news.json; what it lacks has a default.
     documents_folder: Annotated[
         str, matching(os.path.isdir, "the path of a folder"), named("HORDE_DOCUMENTS")

@@ -1,19 +1,12 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """The page on which a person makes an account. It works without JavaScript."""
 
-from flask import (
-    Blueprint,
-    Response,
-    current_app,
-    make_response,
-    render_template,
-    request,
-    session,
-)
+from flask import Response, current_app, request, session
 from flask.views import MethodView
 from flask_restx import Api
 
 from horde.actions.registration import find_alias_of, register_account
+from horde.apis import site
 from horde.apis.requests import get_config
 from horde.database.users import clean_username
 from horde.database.workers import is_profane
@@ -24,18 +17,6 @@ from horde.shapes.users import MAX_USERNAME_LENGTH
 DEFAULT_USERNAME = "Pseudonymous"
 IDENTITY = "identity"  # of who signed in, in the session; there is none without a provider
 MAX_FORM_BYTES = 16 * 1024
-
-PAGE_HEADERS = {
-    "Cache-Control": "no-store",  # the page after registering shows a key
-    "Content-Security-Policy": (
-        "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; base-uri 'none';"
-        " frame-ancestors 'none'"
-    ),
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-}
-
-pages = Blueprint("pages", __name__, template_folder="templates")
 
 
 class Register(MethodView):
@@ -74,27 +55,21 @@ def find_username_problem(username: str) -> str | None:
 
 
 def render_page(template: str, status: int, **values: object) -> Response:
-    """A page with the headers that keep it private and inert."""
+    """A page of the site that knows who signed in."""
     config = get_config()
     identity = session.get(IDENTITY)
-    page = render_template(
+    return site.render_page(
         template,
+        status,
         provider=config.oidc_name if config.oidc_issuer else None,
         is_signed_in=identity is not None,
         own_alias=None if identity is None else find_alias_of(identity),
-        title=config.title,
-        contact_email=config.contact_email,
         max_length=MAX_USERNAME_LENGTH,
         **values,
     )
-    response = make_response(page, status)
-    response.headers.update(PAGE_HEADERS)
-    return response
-
-
-pages.add_url_rule("/register", view_func=Register.as_view("register"))
 
 
 def register(api: Api) -> None:
     """Add the page to the application of the API."""
-    (api.app or current_app).register_blueprint(pages)
+    app = api.app or current_app
+    app.add_url_rule("/register", view_func=Register.as_view("register"))

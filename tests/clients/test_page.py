@@ -73,6 +73,7 @@ def test_the_page_may_load_and_call_nothing_but_its_server(page: Page, stack: St
     assert {address.removeprefix(prefix) for address in requested} == {
         "",
         "chat.css",
+        "horde.css",
         "chat.js",
         "v1/models",
         "v1/chat/completions",

@@ -3,6 +3,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -38,12 +39,19 @@ def names_in(body: list[ast.stmt]) -> dict[str, list[ast.stmt]]:
     return found
 
 
+@cache
+def read_names(path: Path) -> dict[str, list[ast.stmt]]:
+    """Names that a file defines."""
+    return names_in(ast.parse(path.read_text(encoding="utf-8")).body)
+
+
 def defines(path: Path, symbol: str) -> bool:
-    names = names_in(ast.parse(path.read_text(encoding="utf-8")).body)
+    names = read_names(path)
     head, _, member = symbol.partition(".")
     return head in names and (not member or member in names_in(names[head]))
 
 
+@cache
 def list_sdk_imports() -> set[tuple[str, str]]:
     """(module, name) of what the project imports from the SDK."""
     found: set[tuple[str, str]] = set()

@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+"""The pages of this horde for people: what it is and does, its models and workers, the account.
+
+They work without JavaScript where they only show; parts that stay live are fetched again as pages.
+Their figures come from the caches that the JSON routes use.
+"""
+
+import json
+import math
+import shlex
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, Final
+
+from flask import (
+    Blueprint,
+    Response,
+    current_app,
+    jsonify,
+    make_response,
+    render_template,
+    request,
+)
+from flask_restx import Api
+from markupsafe import Markup
+from sqlalchemy.orm import Session
+
+from horde import clock
+from horde.actions.documents import list_news, show_document
+from horde.apis.requests import get_config, require_api_key
+from horde.classes.base.user import ANONYMOUS_KEY
+from horde.classes.kobold.pricing import compute_text_quote, round_quote
+from horde.database.account_overview import read_account_overview
+from horde.database.kudos import get_effective_kudos
+from horde.database.stats import (
+    HordeTotals,
+    ModelFigures,
+    get_horde_modes,
+    get_model_figures,
+    get_totals,
+)
+from horde.database.text_functions import ChatModelOffer, get_chat_model_offers
+from horde.database.users import Caller, find_caller, reset_api_key
+from horde.database.workers import PUBLIC, get_online_worker_records, narrow_details
+from horde.db import reading, transaction
+from horde.exceptions import Forbidden, Unauthorized
+from horde.limiter import exempt_from_limits, limit_register
+from horde.model_reference import get_text_model_multiplier, is_known_text_model
+from horde.return_codes import ReturnCode
+from horde.shapes.documents import DocumentFormat, DocumentName
+from horde.web.files import HEADERS, read_static_files
+
+NEWS_SHOWN: Final = 3
+MOST_MODELS: Final = 100  # of a page; the list of the API has all
+WORKERS_A_PAGE: Final = 100
+PRICED_TOKENS: Final = 512
+PRICED_CONTEXT_TOKENS: Final = 2048
+ASK_BODY: Final[dict[str, Any]] = {
+    "messages": [{"role": "user", "content": "Name three fruits."}],
+    "max_tokens": 64,
+}
+
+PAGE_HEADERS: Final = {
+    **HEADERS,
+    "cache-control": "no-store",  # the page after registering shows a key
+    "content-security-policy": HEADERS["content-security-policy"].replace(
+        "form-action 'none'", "form-action 'self'"
+    ),
+}
+
+pages = Blueprint("site", __name__, template_folder="templates")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLine:
+    """A model as a page shows it."""
+
+    name: str
+    kinds: tuple[str, ...]  # "text", "chat"
+    workers: int  # of either kind, those that do both counted once at most
+    speed: float  # tokens a second
+    jobs: float
+    eta: int  # seconds
+
+
+def build_model_line(
+    figures: ModelFigures | None, offer: ChatModelOffer | None, name: str
+) -> ModelLine:
+    """One model from what text and chat say about it."""
+    text_count = figures.count if figures is not None else 0
+    chat_count = offer.workers if offer is not None else 0
+    kinds = [kind for kind, count in (("text", text_count), ("chat", chat_count)) if count]
+    return ModelLine(
+        name=name,
+        kinds=tuple(kinds),
+        workers=max(text_count, chat_count),
+        speed=figures.performance if figures is not None else 0.0,
+        jobs=figures.jobs if figures is not None else 0.0,
+        eta=figures.eta if figures is not None else 0,
+    )
+
+
+def list_model_lines(
+    figures: dict[str, ModelFigures], offers: dict[str, ChatModelOffer]
+) -> list[ModelLine]:
+    """Every served model, those with the most workers first."""
+    served = {name for name, model in figures.items() if model.is_served} | offers.keys()
+    lines = [build_model_line(figures.get(name), offers.get(name), name) for name in served]
+    return sorted(lines, key=lambda line: (-line.workers, line.name.casefold()))
+
+
+def render_page(template: str, status: int = 200, **values: object) -> Response:
+    """A page with the headers that keep it private and inert."""
+    config = get_config()
+    page = render_template(
+        template,
+        title=config.title,
+        about=config.about,
+        contact_email=config.contact_email,
+        front_url=config.front_url,
+        origin=request.host_url.rstrip("/"),
+        **values,
+    )
+    response = make_response(page, status)
+    response.headers.update(PAGE_HEADERS)
+    return response
+
+
+@pages.get("/")
+def index() -> Response:
+    """What this horde is, what it does now, and how to join."""
+    now = clock.utcnow()
+    with reading() as session:
+        totals: HordeTotals = get_totals(session, now)
+        modes = get_horde_modes(session)
+        lines = list_model_lines(
+            get_model_figures(session, now), get_chat_model_offers(session, now)
+        )
+    chat_model = next((line.name for line in lines if "chat" in line.kinds), "MODEL")
+    return render_page(
+        "index.html",
+        totals=totals,
+        modes=modes,
+        models=lines[:MOST_MODELS],
+        more_models=max(0, len(lines) - MOST_MODELS),
+        news=list_news(get_config())[:NEWS_SHOWN],
+        commands=build_commands(request.host_url.rstrip("/"), chat_model),
+    )
+
+
+def build_commands(origin: str, chat_model: str) -> dict[str, str]:
+    """Commands for a shell that work at this address as they are, but for KEY, ID and URL."""
+    body = shlex.quote(json.dumps({"model": chat_model, **ASK_BODY}))
+    headers = f"-H 'Content-Type: application/json' -H 'apikey: {ANONYMOUS_KEY}'"
+    return {
+        "ask": f"curl -s {origin}/api/v2/generate/chat/async {headers} -d {body}",
+        "follow": f"curl -s {origin}/api/v2/generate/chat/status/ID",
+        "bridge": (
+            f"horde bridge --api {origin}/api --key KEY --backend URL/v1 --name 'My worker'"
+        ),
+    }
+
+
+@pages.get("/models/<path:name>")
+def model(name: str) -> Response:
+    """One model: who serves it, what they declare, and what a reply costs."""
+    now = clock.utcnow()
+    with reading() as session:
+        figures = get_model_figures(session, now).get(name)
+        offer = get_chat_model_offers(session, now).get(name)
+        records = get_online_worker_records(session, now)
+    is_served = offer is not None or (figures is not None and figures.is_served)
+    if not is_served and not is_known_text_model(name):
+        return render_page("missing.html", 404, problem="Nobody serves a model of this name.")
+    workers = [narrow_details(record, PUBLIC) for record in records]
+    quote = compute_text_quote(
+        max_length=PRICED_TOKENS,
+        max_context_length=PRICED_CONTEXT_TOKENS,
+        models=[(get_text_model_multiplier(name), is_known_text_model(name))],
+        n=1,
+    )
+    return render_page(
+        "model.html",
+        model=build_model_line(figures, offer, name),
+        offer=offer,
+        price=round_quote(quote),
+        workers=[worker for worker in workers if name in worker["models"]][:WORKERS_A_PAGE],
+    )
+
+
+@pages.get("/workers")
+def workers() -> Response:
+    """The workers that are online, a page at a time."""
+    with reading() as session:
+        records = get_online_worker_records(session, clock.utcnow())
+    page_count = max(1, math.ceil(len(records) / WORKERS_A_PAGE))
+    page = min(max(1, request.args.get("page", 1, type=int)), page_count)
+    shown = records[(page - 1) * WORKERS_A_PAGE : page * WORKERS_A_PAGE]
+    return render_page(
+        "workers.html",
+        workers=[narrow_details(record, PUBLIC) for record in shown],
+        count=len(records),
+        page=page,
+        pages=page_count,
+    )
+
+
+def show(name: DocumentName) -> Response:
+    """A document of the operator, whose Markdown holds no HTML."""
+    document = show_document(get_config(), name, DocumentFormat.HTML)
+    return render_page("document.html", name=name.value, body=Markup(document.html))
+
+
+for _name in DocumentName:
+    pages.add_url_rule(f"/{_name.value}", _name.value, partial(show, _name))
+
+
+@pages.get("/account")
+def account() -> Response:
+    """The account of a key that the page asks for; the key never comes here but in a header."""
+    return render_page("account.html")
+
+
+@pages.get("/account/overview")
+def overview() -> Response:
+    """`{alias, roles, kudos, held, days, requests, workers, sharedkeys}` of the key's account."""
+    with reading() as session:
+        caller = require_account(session)
+        found = read_account_overview(session, caller.id, clock.utcnow())
+        kudos = get_effective_kudos(session, caller.id)
+    roles = sorted(role.name.lower() for role in caller.roles)
+    return answer_privately(
+        {"alias": caller.alias, "roles": roles, "kudos": float(kudos), **asdict(found)}
+    )
+
+
+@pages.post("/account/key")
+@limit_register
+def new_key() -> Response:
+    """`{api_key}`: a new key in place of the caller's, which ends."""
+    with transaction() as session:
+        api_key = reset_api_key(session, require_account(session).id)
+    return answer_privately({"api_key": api_key})
+
+
+def require_account(session: Session) -> Caller:
+    """The account of the key in the header; nobody owns the anonymous one. Raises Unauthorized,
+    Forbidden.
+    """
+    caller = find_caller(session, require_api_key())
+    if caller is None:
+        raise Unauthorized("No account has this key.", ReturnCode.INVALID_API_KEY)
+    if caller.is_anonymous:
+        raise Forbidden("The anonymous account belongs to nobody.", ReturnCode.ANON_FORBIDDEN)
+    return caller
+
+
+def answer_privately(body: dict[str, object]) -> Response:
+    """JSON that nobody stores."""
+    response = jsonify(body)
+    response.headers["Cache-Control"] = "no-store"
+    return response
+
+
+def serve_static(name: str) -> Response:
+    """A file of the pages."""
+    file = STATIC_FILES.get(name)
+    if file is None:
+        return render_page("missing.html", 404, problem="There is no such file.")
+    is_known = file.is_known(request.headers.get("If-None-Match", ""))
+    response = make_response(b"" if is_known else file.content, 304 if is_known else 200)
+    response.headers.update({**HEADERS, "content-type": file.kind, "etag": file.tag})
+    return response
+
+
+STATIC_FILES: Final = read_static_files()
+pages.add_url_rule("/pages/<name>", "static", exempt_from_limits(serve_static))
+
+
+def register(api: Api) -> None:
+    """Add the pages to the application of the API."""
+    (api.app or current_app).register_blueprint(pages)

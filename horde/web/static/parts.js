@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: AGPL-3.0-or-later
+// Parts of pages that are made here. What others wrote becomes text, never markup.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+export function make(tag, { text, className, ...attributes } = {}, ...children) {
+  const element = document.createElement(tag);
+  if (className) element.className = className;
+  if (text !== undefined) element.textContent = text;
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
+}
+
+export function draw(tag, attributes = {}, ...children) {
+  const element = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
+}
+
+export function makeButton(text, act, className = "") {
+  const button = make("button", { text, type: "button", className });
+  button.addEventListener("click", async () => {
+    button.disabled = true;
+    try {
+      await act();
+    } finally {
+      button.disabled = false;
+    }
+  });
+  return button;
+}
+
+// columns: [{title, isNumber}]; rows: arrays of text or nodes.
+export function fillTable(table, columns, rows, empty) {
+  if (!rows.length) {
+    table.replaceChildren(make("tbody", {}, make("tr", {}, make("td", { text: empty }))));
+    return;
+  }
+  const style = (column) => (column.isNumber ? { className: "number" } : {});
+  const head = make("tr", {}, ...columns.map((each) => make("th", { text: each.title, scope: "col", ...style(each) })));
+  const body = rows.map((row) => make("tr", {}, ...row.map((cell, index) => make("td", style(columns[index]), cell))));
+  table.replaceChildren(make("thead", {}, head), make("tbody", {}, ...body));
+}
+
+export function formatNumber(value, digits = 0) {
+  return value.toLocaleString("en", { maximumFractionDigits: digits });
+}
+
+export function formatSeconds(seconds) {
+  if (seconds < 90) return `${Math.round(seconds)} s`;
+  if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
+  return seconds < 129600 ? `${Math.round(seconds / 3600)} h` : `${Math.round(seconds / 86400)} days`;
+}
+
+export class Refusal extends Error {}
+
+// JSON of the API, asked with a key in a header.
+export async function ask(path, key, { method = "GET", body } = {}) {
+  const headers = { apikey: key, ...(body === undefined ? {} : { "Content-Type": "application/json" }) };
+  let response;
+  try {
+    response = await fetch(path, { method, headers, body: body && JSON.stringify(body), credentials: "omit", cache: "no-store" });
+  } catch {
+    throw new Refusal("The server cannot be reached.");
+  }
+  const answer = await response.json().catch(() => ({}));
+  if (!response.ok) throw new Refusal(answer.message ?? `The server answered ${response.status}.`);
+  return answer;
+}
+
+// A key that a header can carry; others would fail without saying why.
+export function isKey(text) {
+  return /^[\x21-\x7e]{1,100}$/.test(text);
+}
