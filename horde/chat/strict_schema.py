@@ -58,6 +58,11 @@ def check_strict_schemas(tools: Sequence[Tool], response_format: ResponseFormat 
         )
 
 
+def obeys_strict_rules(schema: JsonSchema) -> bool:
+    """Whether an object's schema may ask for `strict`."""
+    return schema.get("type") == "object" and next(_iter_broken_rules(schema, ()), None) is None
+
+
 def _check_strict_schema(schema: object, subject: str, path: str) -> None:
     broken = next(_iter_broken_rules(schema, ()), None)
     if broken is not None:

@@ -44,6 +44,7 @@ from horde.oai.errors import (
     build_gap_message,
     build_native_refusal,
     describe_speed_limit,
+    locate_names,
     shorten_param,
 )
 from horde.oai.hub import RedisHub
@@ -67,7 +68,6 @@ logger = get_logger(__name__)
 CALL_KEY: Final = "horde.oai.call"  # of the scope
 NO_GENERATION_RC: Final = "ChatRequestNoGeneration"
 CANCELLED_SENTENCE: Final = "The request was cancelled."
-_QUOTED_NAME: Final = re.compile(r"'([A-Za-z_]+(?:\[\d+\]|\.[A-Za-z_]+)*)'")
 _AUTHORITY: Final = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
 _RAW_AUTHORITY: Final = re.compile(rb"\Ahttps?://[^/?#]*", re.IGNORECASE)
 # What a path of keys may look like in the log. A key of any other kind may be text of a prompt.
@@ -94,14 +94,13 @@ def build_error(failure: FrontFailure, locate: Callable[[str], str] = keep_name)
     """
     error = _build_error(failure)
     answer = error.answer
-    # What the front refused itself has the client's names, and a conflict may be between two of them.
-    if isinstance(failure, RequestRefused) or answer.code == "conflicting_parameters":
+    if isinstance(failure, RequestRefused):  # the front's own have the client's names
         return error
     return ChatFrontError(
         replace(
             answer,
             param=None if answer.param is None else shorten_param(locate(answer.param)),
-            message=_QUOTED_NAME.sub(lambda name: f"'{locate(name.group(1))}'", answer.message),
+            message=locate_names(answer.message, locate),
         )
     )
 

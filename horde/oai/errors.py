@@ -6,7 +6,7 @@ with the tables here. Source: docs/reference/chat_front.md, "Errors".
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
@@ -30,6 +30,9 @@ _TYPES_BY_STATUS: Final[Mapping[int, str]] = MappingProxyType(
         504: "timeout_error",
     }
 )
+
+
+_QUOTED_NAME: Final = re.compile(r"'([A-Za-z_]+(?:\[\d+\]|\.[A-Za-z_]+)*)'")
 
 
 class WaitFailure(StrEnum):
@@ -197,6 +200,11 @@ def build_contract_refusal(refused: ChatRequestRefused) -> RequestRefused:
     if refused.kind is RefusalKind.SCHEMA and param == "response_format":
         code = "invalid_json_schema"
     return RequestRefused(code, refused.detail, shorten_param(param))
+
+
+def locate_names(message: str, locate: Callable[[str], str]) -> str:
+    """A message with the client's own names in its quotes; `locate` gives them."""
+    return _QUOTED_NAME.sub(lambda name: f"'{locate(name.group(1))}'", message)
 
 
 def shorten_param(param: str) -> str:

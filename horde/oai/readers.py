@@ -13,13 +13,16 @@ from horde_sdk.generation_parameters.text.chat_limits import (
     MAX_CHAT_MAX_TOKENS,
     MIN_CHAT_MAX_TOKENS,
     OPENAI_SAMPLING_RANGES,
+    SUPPORTED_CHAT_CHOICE_COUNT,
 )
+from horde_sdk.generation_parameters.text.chat_policy import ChatReasoningEffort
 
 from horde.chat_contract import (
     MAX_CHAT_MODEL_COUNT,
     MAX_STOP_SEQUENCE_CHARACTERS,
     MAX_STOP_SEQUENCE_COUNT,
     JsonObject,
+    parse_horde_options,
 )
 from horde.oai._messages import CACHE_HINT, drop_keys
 from horde.oai.errors import RequestRefused, shorten_param
@@ -39,6 +42,16 @@ IGNORED_TYPES: Final[Mapping[str, tuple[type, str]]] = MappingProxyType(
     }
 )
 
+# Every chat job carries its own neutral samplers, so any other value could not be honoured.
+NEUTRAL_SAMPLERS: Final[Mapping[str, tuple[float, ...]]] = MappingProxyType(
+    {
+        "top_k": (0, -1),
+        **dict.fromkeys(("min_p", "top_a"), (0,)),
+        **dict.fromkeys(("repetition_penalty", "rep_pen", "repeat_penalty"), (1,)),
+        **dict.fromkeys(("typical_p", "typical", "tfs", "tfs_z"), (1,)),
+    }
+)
+_REASONING_EFFORTS: Final = tuple(effort.value for effort in ChatReasoningEffort)
 
 SEED_BITS: Final = 63  # a signed 64-bit integer
 STREAM_OPTIONS: Final = frozenset(
@@ -254,3 +267,53 @@ def read_absent_at(neutral: object, refuse: Callable[[str], RequestRefused]) -> 
         raise refuse(key)
 
     return read
+
+
+def read_choice_count(key: str, value: Any, _body: JsonObject) -> object:
+    """One reply to a request, which asks for nothing."""
+    if not is_integer(value):
+        raise wrong_type(key, "an integer")
+    if value != SUPPORTED_CHAT_CHOICE_COUNT:
+        raise unsupported_value(key, "has to be 1: the horde gives one reply to a request")
+    return ABSENT
+
+
+def read_horde(_key: str, value: Any, _body: JsonObject) -> object:
+    """The horde's own options, as they were sent."""
+    parse_horde_options(value)
+    return drop_keys(value) or ABSENT
+
+
+def read_neutral_sampler(key: str, value: Any, _body: JsonObject) -> object:
+    """A sampler key of local models at the value that changes nothing."""
+    neutral = NEUTRAL_SAMPLERS[key]
+    if is_number(value) and value in neutral:
+        return ABSENT
+    raise unsupported(
+        key, f"only {' or '.join(map(str, neutral))}, which changes nothing, is accepted"
+    )
+
+
+def read_logprobs(key: str, value: Any, _body: JsonObject) -> object:
+    """No probabilities of tokens."""
+    # Some web UIs send the number of the old completions.
+    if value is False or (is_number(value) and value == 0):
+        return ABSENT
+    raise unsupported(key)
+
+
+def read_top_logprobs(key: str, value: Any, _body: JsonObject) -> object:
+    """No probabilities of other tokens."""
+    if is_number(value) and value == 0:
+        return ABSENT
+    raise unsupported(key)
+
+
+def read_reasoning_effort(key: str, value: Any, _body: JsonObject) -> object:
+    """How much the model is to think; `key` is the client's name of it."""
+    if not isinstance(value, str):
+        raise wrong_type(key, "a string")
+    if value not in _REASONING_EFFORTS:
+        message = f"Invalid value: '{key}' has to be one of {', '.join(_REASONING_EFFORTS)}."
+        raise RequestRefused("invalid_value", message, key)
+    return value

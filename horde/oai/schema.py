@@ -14,9 +14,7 @@ from typing import Any, Final, Self
 
 from horde_sdk.generation_parameters.text.chat_limits import (
     OPENAI_SAMPLING_RANGES,
-    SUPPORTED_CHAT_CHOICE_COUNT,
 )
-from horde_sdk.generation_parameters.text.chat_policy import ChatReasoningEffort
 
 from horde.chat.flattening import FlattenedChat
 from horde.chat.strict_schema import check_strict_schemas
@@ -39,36 +37,32 @@ from horde.oai.errors import RequestRefused, build_contract_refusal
 from horde.oai.readers import (
     ABSENT,
     IGNORED_TYPES,
+    NEUTRAL_SAMPLERS,
     Reader,
     drop,
-    is_integer,
-    is_number,
     read_absent_at,
+    read_choice_count,
+    read_horde,
     read_ignored,
     read_keys,
+    read_logprobs,
     read_model,
     read_models,
+    read_neutral_sampler,
+    read_reasoning_effort,
     read_sampling,
     read_seed,
     read_stop,
     read_stream,
     read_stream_options,
     read_token_limit,
+    read_top_logprobs,
     require_model,
     unsupported,
     unsupported_value,
     wrong_type,
 )
 
-# Every chat job carries its own neutral samplers, so any other value could not be honoured.
-NEUTRAL_SAMPLERS: Final[Mapping[str, tuple[float, ...]]] = MappingProxyType(
-    {
-        "top_k": (0, -1),
-        **dict.fromkeys(("min_p", "top_a"), (0,)),
-        **dict.fromkeys(("repetition_penalty", "rep_pen", "repeat_penalty"), (1,)),
-        **dict.fromkeys(("typical_p", "typical", "tfs", "tfs_z"), (1,)),
-    }
-)
 _REPLACEMENTS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "functions": "use 'tools'",
@@ -77,7 +71,6 @@ _REPLACEMENTS: Final[Mapping[str, str]] = MappingProxyType(
         "reasoning": "use 'reasoning_effort', and 'horde.include_reasoning' to hide it",
     }
 )
-_REASONING_EFFORTS: Final = tuple(effort.value for effort in ChatReasoningEffort)
 _TOKEN_LIMITS: Final = frozenset({"max_tokens", "max_completion_tokens"})
 _ALLOWED_TOOLS_MODES: Final = ("auto", "required")
 
@@ -167,14 +160,6 @@ def _refuse_key(key: str, _value: Any, _body: JsonObject) -> object:
 
 def _read_messages(_key: str, value: Any, _body: JsonObject) -> object:
     return parse_messages(value)
-
-
-def _read_choice_count(key: str, value: Any, _body: JsonObject) -> object:
-    if not is_integer(value):
-        raise wrong_type(key, "an integer")
-    if value != SUPPORTED_CHAT_CHOICE_COUNT:
-        raise unsupported_value(key, "has to be 1: the horde gives one reply to a request")
-    return ABSENT
 
 
 def _read_tools(_key: str, value: Any, body: JsonObject) -> object:
@@ -292,44 +277,6 @@ def _read_response_format(_key: str, value: Any, body: JsonObject) -> object:
     return ABSENT if response_format is None else response_format
 
 
-def _read_reasoning_effort(key: str, value: Any, _body: JsonObject) -> object:
-    if not isinstance(value, str):
-        raise wrong_type(key, "a string")
-    if value not in _REASONING_EFFORTS:
-        message = (
-            f"Invalid value: 'reasoning_effort' has to be one of {', '.join(_REASONING_EFFORTS)}."
-        )
-        raise RequestRefused("invalid_value", message, key)
-    return value
-
-
-def _read_horde(_key: str, value: Any, _body: JsonObject) -> object:
-    parse_horde_options(value)
-    return drop_keys(value) or ABSENT
-
-
-def _read_neutral_sampler(key: str, value: Any, _body: JsonObject) -> object:
-    neutral = NEUTRAL_SAMPLERS[key]
-    if is_number(value) and value in neutral:
-        return ABSENT
-    raise unsupported(
-        key, f"only {' or '.join(map(str, neutral))}, which changes nothing, is accepted"
-    )
-
-
-def _read_logprobs(key: str, value: Any, _body: JsonObject) -> object:
-    # Some web UIs send the number of the old completions.
-    if value is False or (is_number(value) and value == 0):
-        return ABSENT
-    raise unsupported(key)
-
-
-def _read_top_logprobs(key: str, value: Any, _body: JsonObject) -> object:
-    if is_number(value) and value == 0:
-        return ABSENT
-    raise unsupported(key)
-
-
 def _refuse_modalities(key: str) -> RequestRefused:
     return unsupported_value(key, 'has to be ["text"]')
 
@@ -354,18 +301,18 @@ _READERS: Final[Mapping[str, Reader]] = MappingProxyType(
         "stop": read_stop,
         "stream": read_stream,
         "stream_options": read_stream_options,
-        "n": _read_choice_count,
+        "n": read_choice_count,
         "tools": _read_tools,
         "tool_choice": _read_tool_choice,
         "parallel_tool_calls": _read_parallel_tool_calls,
         "response_format": _read_response_format,
-        "reasoning_effort": _read_reasoning_effort,
-        "horde": _read_horde,
+        "reasoning_effort": read_reasoning_effort,
+        "horde": read_horde,
         **dict.fromkeys(IGNORED_TYPES, read_ignored),
         CACHE_HINT: drop,
-        **dict.fromkeys(NEUTRAL_SAMPLERS, _read_neutral_sampler),
-        "logprobs": _read_logprobs,
-        "top_logprobs": _read_top_logprobs,
+        **dict.fromkeys(NEUTRAL_SAMPLERS, read_neutral_sampler),
+        "logprobs": read_logprobs,
+        "top_logprobs": read_top_logprobs,
         "logit_bias": read_absent_at({}, unsupported),
         "modalities": read_absent_at(["text"], _refuse_modalities),
         "verbosity": read_absent_at("medium", _refuse_verbosity),

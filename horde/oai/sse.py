@@ -50,6 +50,11 @@ def encode_event(body: Mapping[str, Any]) -> bytes:
         return b"data: %b\n\n" % json.dumps(body, separators=(",", ":")).encode()
 
 
+def encode_named_event(body: Mapping[str, Any]) -> bytes:
+    """One event that also says its `type` on a line of its own."""
+    return b"event: %b\n%b" % (body["type"].encode(), encode_event(body))
+
+
 def encode_events(bodies: Iterable[Mapping[str, Any]]) -> bytes:
     """Events one behind the other."""
     return b"".join(encode_event(body) for body in bodies)

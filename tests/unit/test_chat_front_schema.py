@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from horde.oai.errors import RequestRefused
-from horde.oai.schema import NEUTRAL_SAMPLERS, ChatCompletionRequest
+from horde.oai.readers import NEUTRAL_SAMPLERS
+from horde.oai.schema import ChatCompletionRequest
 
 USER = {"role": "user", "content": "hi"}
 CALL: dict[str, Any] = {
