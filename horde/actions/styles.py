@@ -33,7 +33,7 @@ from horde.classes.kobold.text_params import (
 from horde.database import styles
 from horde.database.styles import TEXT_TYPE
 from horde.database.users import Caller
-from horde.database.workers import clean_shown_text, is_profane, parse_id
+from horde.database.workers import parse_id
 from horde.db import after_commit, run_transaction, transaction
 from horde.exceptions import BadRequest, Forbidden, PayloadInvalid
 from horde.return_codes import ReturnCode
@@ -55,6 +55,7 @@ from horde.shapes.styles import (
     TextStyleInput,
     TextStylePatch,
 )
+from horde.shown_text import clean_shown_text, is_profane
 
 _PARAM_NAMES = frozenset({*TEXT_PARAM_RANGES, *TEXT_PARAM_SWITCHES, *TEXT_PARAM_LISTS})
 

@@ -10,7 +10,7 @@ from horde.actions.actors import Actor, By, require_actor, require_moderator
 from horde.actions.acts import record_act
 from horde.classes.base.team import Team
 from horde.database import teams
-from horde.database.workers import announce_worker_change, clean_shown_text, is_profane, parse_id
+from horde.database.workers import announce_worker_change, parse_id
 from horde.db import after_commit, run_transaction, transaction
 from horde.exceptions import BadRequest, Forbidden, PayloadInvalid
 from horde.return_codes import ReturnCode
@@ -23,6 +23,7 @@ from horde.shapes.teams import (
     ModifyTeamInput,
     TeamDetails,
 )
+from horde.shown_text import clean_shown_text, is_profane
 
 
 def list_teams() -> list[TeamDetails]:

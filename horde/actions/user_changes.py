@@ -25,13 +25,13 @@ from horde.database.users import (
     set_role,
     update_account,
 )
-from horde.database.workers import is_profane
 from horde.db import run_transaction
 from horde.exceptions import BadRequest, Forbidden, PayloadInvalid
 from horde.return_codes import ReturnCode
 from horde.shapes.acts import ModeratorAction
 from horde.shapes.base import SimpleResponse
 from horde.shapes.users import MAX_USERNAME_LENGTH, ModifyUser, ModifyUserInput
+from horde.shown_text import is_profane
 
 MAX_CONTACT_LENGTH = 50  # what the column holds
 

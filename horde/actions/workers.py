@@ -20,11 +20,9 @@ from horde.database.workers import (
     PUBLIC,
     WorkerRecord,
     announce_worker_change,
-    clean_shown_text,
     find_worker_record,
     find_worker_record_by_name,
     get_online_worker_records,
-    is_profane,
     narrow_details,
     parse_id,
     rename_worker,
@@ -43,6 +41,7 @@ from horde.shapes.workers import (
     ModifyWorkerInput,
     WorkersQuery,
 )
+from horde.shown_text import clean_shown_text, is_profane
 
 type Details = dict[str, Any]
 

@@ -4,7 +4,21 @@
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    ValidationError,
+    model_validator,
+)
+
+from horde.exceptions import PayloadInvalid
+
+# Of the values of an array the first bad one alone is reported: a million errors take the whole
+# process for half a minute.
+type Values[T] = Annotated[list[T], FailFast()]
 
 
 class ModelType(StrEnum):
@@ -21,6 +35,20 @@ class Body(BaseModel):
     """
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+
+class LenientBody(Body):
+    """A body of the text routes: null is as absent wherever a key is optional."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def drop_nulls(cls, data: Any) -> Any:
+        """Clients serialise unset options as null."""
+        return (
+            {key: value for key, value in data.items() if value is not None}
+            if isinstance(data, dict)
+            else data
+        )
 
 
 class Query(BaseModel):
@@ -73,3 +101,16 @@ def _read_whole(value: object) -> object:
 
 WholeNumber = Annotated[int, BeforeValidator(_read_whole)]
 """An integer, also when a client writes it as 1.0."""
+
+
+def parse_shape[M: BaseModel](shape: type[M], values: object) -> M:
+    """What was sent as `shape`; raises PayloadInvalid with a dotted path for each fault."""
+    try:
+        return shape.model_validate(values)
+    except ValidationError as error:
+        # The messages of pydantic name types and bounds; the values themselves, which may be
+        # secrets, are left out.
+        found = error.errors(include_input=False, include_url=False, include_context=False)
+        raise PayloadInvalid(
+            {".".join(str(part) for part in fault["loc"]): fault["msg"] for fault in found}
+        ) from None

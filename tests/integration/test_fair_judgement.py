@@ -13,18 +13,19 @@ from sqlalchemy import func, select, update
 
 from devtools.services import ServiceAddresses
 from horde import redis_ctrl
-from horde.apis.v2 import _text_pop as popping
 from horde.apis.v2 import base
 from horde.classes.base.processing_generation import ProcessingGeneration
 from horde.classes.base.user import UserRoleTypes
 from horde.classes.base.worker import WorkerPerformance
-from horde.classes.kobold.text_request import parse_lenient_body
 from horde.classes.kobold.worker import TextWorker
 from horde.clock import utcnow
 from horde.database import functions, samples, threads, users
+from horde.database.check_ins import find_named_worker, take_check_in, write_check_in
 from horde.database.text_jobs import fault_job, find_job
 from horde.database.users import find_caller
 from horde.db import transaction
+from horde.shapes.base import parse_shape
+from horde.shapes.jobs import TextPopBody
 from tests.integration._fake_chat_worker import (
     MODEL,
     ChatHorde,
@@ -472,19 +473,18 @@ def test_leaving_makes_no_worker_and_moves_nobody_elses(horde: ChatHorde) -> Non
 
 def test_a_check_in_that_overlaps_with_leaving_does_not_undo_it(horde: ChatHorde) -> None:
     horde.take_nothing()
-    body = parse_lenient_body(popping.TextPopBody, build_pop_body())
+    body = parse_shape(TextPopBody, build_pop_body())
     with transaction() as session:
         caller = find_caller(session, horde.owner_key)
-        known = popping.find_named_worker(session, WORKER, utcnow())
+        known = find_named_worker(session, WORKER, utcnow())
     assert caller is not None
     assert known is not None
     worker = known.worker
-    with horde.app.test_request_context():
-        now = utcnow()
-        pending = popping.take_check_in(worker, body, None, is_new=False, now=now)
-        leave(horde)
-        with transaction() as session:
-            popping.write_check_in(session, worker, pending, [MODEL], caller, now)
+    now = utcnow()
+    pending = take_check_in(worker, body, None, is_new=False, address="127.0.0.1", now=now)
+    leave(horde)
+    with transaction() as session:
+        write_check_in(session, worker, pending, [MODEL], caller, (), now)
     assert get_worker().last_check_in < utcnow() - timedelta(seconds=300)
 
 

@@ -18,9 +18,9 @@ from horde.classes.kobold.pricing import compute_uptime_reward
 from horde.classes.kobold.processing_generation import TextProcessingGeneration
 from horde.classes.kobold.worker import TextWorker
 from horde.database import addresses
-from horde.database.workers import is_profane
 from horde.db import transaction
 from horde.model_reference import get_text_model_multiplier
+from horde.shown_text import is_profane
 from tests.integration.rows import make_user, make_worker
 from tests.integration.text_horde import (
     KCPP_AGENT,

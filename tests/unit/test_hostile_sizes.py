@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from horde.apis.v2._text_pop import TextPopBody
 from horde.apis.v2._text_submit import TextSubmitBody
 from horde.classes.kobold.chat_request import parse_chat_request
-from horde.classes.kobold.text_request import parse_lenient_body, parse_text_request
+from horde.classes.kobold.text_request import parse_text_request
 from horde.exceptions import BadRequest
 from horde.json_body import MAX_JSON_VALUE_COUNT, parse_json_body
+from horde.shapes.base import parse_shape
+from horde.shapes.jobs import TextPopBody
 
 COUNT = 200_000
 LONGEST_SECONDS = 0.5  # one error for each value took seconds of a whole process
@@ -25,11 +26,11 @@ USER = [{"role": "user", "content": "x"}]
 
 
 def parse_pop(body: Any) -> object:
-    return parse_lenient_body(TextPopBody, body)
+    return parse_shape(TextPopBody, body)
 
 
 def parse_submit(body: Any) -> object:
-    return parse_lenient_body(TextSubmitBody, body)
+    return parse_shape(TextSubmitBody, body)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from pydantic import Field
 from sqlalchemy.orm import Session
 
 from horde import metrics
+from horde.actions.job_faults import build_lost_refusal
 from horde.apis.requests import get_config
 from horde.chat.reply_rules import explain_cut_reply
 from horde.chat.wire import Reply
@@ -36,17 +37,13 @@ from horde.classes.kobold.processing_generation import (
     seconds_since,
 )
 from horde.classes.kobold.speed_limits import is_unreasonably_fast
-from horde.classes.kobold.text_request import LenientBody, Values, WholeNumber, parse_lenient_body
-from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
 from horde.database.suspects import suspect_worker
 from horde.database.text_jobs import (
-    Fault,
     JobFacts,
     ModelFacts,
     Settlement,
     Submitted,
     compute_job_kudos,
-    fault_job,
     find_job,
     settle_job,
     store_fake_reply,
@@ -59,12 +56,12 @@ from horde.exceptions import BadRequest, Forbidden, NotFound
 from horde.logger import get_logger
 from horde.model_reference import get_text_model_multiplier, is_known_text_model
 from horde.return_codes import ReturnCode
+from horde.shapes.base import LenientBody, Values, WholeNumber, parse_shape
 from horde.webhooks import queue_webhook
 
 logger = get_logger(__name__)
 
 MAX_METADATA_ENTRIES = 50
-UNREADABLE_INPUT = "The horde could not read the images of the request."
 
 
 class GenerationMetadata(LenientBody):
@@ -106,19 +103,7 @@ def parse_text_submission_with_chat_keys(raw: dict[str, object]) -> TextSubmitBo
     then, as on chat.
     """
     is_fault = raw.get("state") == SubmissionState.FAULTED and raw.get("generation") is None
-    return parse_lenient_body(TextSubmitBody, raw | {"generation": ""} if is_fault else raw)
-
-
-def build_lost_refusal(job: JobFacts) -> BadRequest:
-    """The refusal of a submit for a job that ended before, however it ended."""
-    if job.is_completed:
-        message = f"Processing generation '{job.id}' was already submitted."
-        return BadRequest(message, ReturnCode.DUPLICATE_GEN)
-    message = (
-        f"Processing generation '{job.id}' took too long or was aborted. "
-        f"Generations have to be completed within {job.job_ttl} seconds."
-    )
-    return BadRequest(message, ReturnCode.ABORTED_GEN)
+    return parse_shape(TextSubmitBody, raw | {"generation": ""} if is_fault else raw)
 
 
 def build_text_submission(body: TextSubmitBody, job: JobFacts) -> Submitted:
@@ -331,61 +316,3 @@ def count_worker_fault(fault_reason: str | None, job: JobFacts) -> None:
     metrics.chat_worker_faults.add(
         1, {"horde.reason": reason, "horde.worker_trusted": job.worker_owner_trusted}
     )
-
-
-def fault(job: JobFacts, *, is_raid: bool, now: datetime, fault_reason: str | None = None) -> float:
-    """End a job without a reply; 0, also for a job that was faulted before. Raises BadRequest for a
-    completed one.
-    """
-    if job.is_completed:
-        raise build_lost_refusal(job)
-
-    def work(session: Session) -> tuple[Fault, JobFacts | None]:
-        outcome = fault_job(session, job, is_raid=is_raid, now=now, fault_reason=fault_reason)
-        return outcome, None if outcome.is_applied else find_job(session, job.id)
-
-    outcome, ended = run_transaction(work)
-    if ended is not None and ended.is_completed:
-        raise build_lost_refusal(ended)
-    if outcome.is_applied and not outcome.is_fake:
-        _report_fault(job, outcome)
-    return 0.0
-
-
-def give_back_unreadable(job_id: UUID, now: datetime) -> None:
-    """End a chat job whose images the horde cannot read. It counts against the request, never
-    against the worker.
-    """
-
-    def work(session: Session) -> tuple[JobFacts, Fault] | None:
-        job = find_job(session, job_id)
-        if job is None or not job.is_pending:
-            return None
-        rc = ReturnCode.CHAT_IMAGE_STORAGE_UNAVAILABLE
-        TextWaitingPrompt.record_chat_refusal(session, job.wp_id, UNREADABLE_INPUT, rc)
-        return job, fault_job(session, job, is_raid=False, now=now, blames_worker=False)
-
-    ended = run_transaction(work)
-    if ended is not None and ended[1].is_applied:
-        _report_fault(*ended)
-
-
-def _report_fault(job: JobFacts, outcome: Fault) -> None:
-    logger.info(
-        "horde.job_submit.faulted", extra={"job": str(job.id), "worker": str(job.worker_id)}
-    )
-    if job.is_over_capacity:
-        attributes = build_gate_shadow_attributes(
-            owner_trusted=job.worker_owner_trusted, max_length=job.max_length
-        )
-        metrics.gate_shadow_outcomes.add(
-            1, attributes | {"horde.outcome": GateShadowOutcome.FAULTED.value}
-        )
-    if job.is_chat and outcome.is_request_faulted:
-        publish_chat_event(
-            job.wp_id,
-            ChatEvent.FAULTED,
-            outcome.finished_count,
-            fault_reason=outcome.fault_reason,
-            fault_rc=outcome.fault_rc,
-        )

@@ -16,13 +16,20 @@ from flask_restx import Api, Namespace, Resource
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from horde.actions.job_faults import build_lost_refusal, fault
+from horde.actions.pop import Pop, pop_text_jobs
 from horde.apis.models import kobold as shapes
-from horde.apis.requests import get_config, read_json_body, read_json_object, require_api_key
+from horde.apis.requests import (
+    get_config,
+    get_peer_address,
+    read_json_body,
+    read_json_object,
+    require_api_key,
+)
 from horde.apis.v2 import _chat_generate as chatting
 from horde.apis.v2 import _chat_images as picturing
 from horde.apis.v2 import _chat_reasons as explaining
 from horde.apis.v2 import _text_generate as generate
-from horde.apis.v2 import _text_pop as popping
 from horde.apis.v2 import _text_progress as posting
 from horde.apis.v2 import _text_prompt as prompting
 from horde.apis.v2 import _text_status as following
@@ -36,7 +43,6 @@ from horde.chat.wire import Message
 from horde.chat_contract import MAX_CHAT_BODY_BYTES
 from horde.chat_progress import PostOutcome
 from horde.classes.kobold.chat_request import (
-    ChatDeclaration,
     ChatMessagesOffload,
     ChatRequest,
     ChatSubmission,
@@ -50,17 +56,14 @@ from horde.classes.kobold.chat_request import (
     parse_chat_request,
     parse_chat_submission,
 )
-from horde.classes.kobold.processing_generation import LeaseOwner, TextProcessingGeneration
 from horde.classes.kobold.text_params import check_text_param_rules
 from horde.classes.kobold.text_request import (
     MAX_MODEL_NAME_LENGTH,
     MAX_TARGETED_WORKERS,
     TextRequest,
-    parse_lenient_body,
     parse_text_request,
 )
 from horde.classes.kobold.waiting_prompt import OperationKeyClaim
-from horde.classes.kobold.worker import TextWorker
 from horde.clock import utcnow
 from horde.database.functions import TextWorkerBounds, get_highest_text_worker_limits
 from horde.database.stats import get_horde_modes
@@ -71,7 +74,7 @@ from horde.database.text_requests import (
     mark_messages_offloaded,
     require_worker_ids,
 )
-from horde.database.users import Caller, build_lease_key_of, find_caller
+from horde.database.users import find_caller
 from horde.db import reading, retry_deadlocks, run_transaction, transaction
 from horde.exceptions import (
     Forbidden,
@@ -95,6 +98,8 @@ from horde.limiter import (
 from horde.model_reference import is_known_text_model
 from horde.r2 import StoreLeftAlone, StoreUnavailable, upload_chat_messages, upload_source_image
 from horde.return_codes import ReturnCode
+from horde.shapes.base import parse_shape
+from horde.shapes.jobs import TextPopBody
 
 namespace = Namespace(
     "v2/generate",
@@ -465,106 +470,19 @@ class TextJobPop(Resource):
         """A job, or the body of an idle pop; 403 for a worker in maintenance without a job of its
         owner.
         """
-        raw = read_json_object()
-        body = parse_lenient_body(popping.TextPopBody, raw)
-        api_key = require_api_key()
-        priority_user_ids = popping.parse_priority_user_ids(body.priority_usernames)
-        now = utcnow()
-        with reading() as session:
-            caller = self.require_caller(session, api_key)
-            # Asked only where it matters.
-            is_raid = bool(get_config().ip_checker) and get_horde_modes(session).raid
-        if body.leaving:
-            run_transaction(partial(popping.take_leave, body=body, caller=caller, now=now))
-            return popping.build_pop_response(popping.build_idle_pop())
-        address_refusal = popping.find_address_refusal(caller, is_raid=is_raid)
-        with reading() as session:
-            known = popping.find_named_worker(session, body.clean_name, now)
-            if address_refusal is not None:
-                raise address_refusal
-            if known is None:
-                popping.check_new_worker(session, body, caller, now)
-            else:
-                popping.check_worker_owner(known.worker, caller)
-            declaration = self.validate_chat_declaration(raw)
-            models = popping.check_models(body, caller)
-            worker = popping.build_worker(body, caller, now) if known is None else known.worker
-            pending = popping.take_check_in(
-                worker, body, declaration, is_new=known is None, now=now
-            )
-            if not pending.is_needed:
-                queue = popping.read_queue(session, worker, models, caller, priority_user_ids, now)
-        if pending.is_needed:
-            # Committed before the queue is read: nobody waits for the worker's row.
-            run_transaction(
-                lambda session: popping.write_check_in(
-                    session, worker, pending, models, caller, now
-                )
-            )
-            popping.suspect_check_in(worker, body, pending, caller, is_raid=is_raid)
-            with reading() as session:
-                queue = popping.read_queue(session, worker, models, caller, priority_user_ids, now)
-        popped = popping.build_idle_pop(queue)
-        if queue.classes:
-            owner = LeaseOwner(build_lease_key_of(api_key), caller.is_trusted)
-            popped = popping.take_jobs(
-                worker, queue, models, owner=owner, amount=body.amount, now=now
-            )
-        if popped.jobs is None and worker.maintenance:
-            raise Forbidden(worker.maintenance_msg, ReturnCode.WORKER_MAINTENANCE)
-        popped = self.load_stored_input(popped, now)
-        self.report_assignment(worker, popped, caller)
-        return popping.build_pop_response(popped, [] if known is None else known.messages)
+        raw_body = read_json_object()
+        pop = Pop(
+            body=parse_shape(TextPopBody, raw_body),
+            raw_body=raw_body,
+            api_key=require_api_key(),
+            address=get_peer_address(),
+            config=get_config(),
+            now=utcnow(),
+        )
+        return pop_text_jobs(pop).dump()
 
-    @staticmethod
-    def require_caller(session: Session, api_key: str) -> Caller:
-        """The worker's owner; raises Unauthorized or Forbidden."""
-        caller = find_caller(session, api_key)
-        if caller is None:
-            raise Unauthorized(UNKNOWN_KEY, ReturnCode.INVALID_API_KEY)
-        popping.check_owner(caller)
-        return caller
-
-    @staticmethod
-    def validate_chat_declaration(body: dict[str, object]) -> ChatDeclaration | None:
-        """The declaration of the pop, None for none; raises BadRequest with
-        ChatDeclarationInvalid.
-        """
-        return parse_chat_declaration_fields(body)
-
-    @staticmethod
-    def load_stored_input(popped: popping.PoppedJobs, now: datetime) -> popping.PoppedJobs:
-        """Sign or read what the job's request keeps in the store: after the commit, so that no row
-        is locked meanwhile.
-
-        A job whose images cannot be read is given back, as one is whose worker cannot fetch them.
-        Raises ServiceUnavailable then.
-        """
-        try:
-            return popping.add_stored_input(popped)
-        except StoreUnavailable as error:
-            for job_id in popped.jobs.ids if popped.jobs is not None else ():
-                submitting.give_back_unreadable(job_id, now)
-            raise ServiceUnavailable(
-                submitting.UNREADABLE_INPUT, ReturnCode.CHAT_IMAGE_STORAGE_UNAVAILABLE
-            ) from error
-
-    @staticmethod
-    def report_assignment(worker: TextWorker, popped: popping.PoppedJobs, caller: Caller) -> None:
-        """Record the legacy text jobs assigned over their worker's capacity, which the speed gate
-        would have withheld.
-        """
-        if popped.jobs is None or not popped.jobs.is_over_capacity:
-            return
-        for job_id in popped.jobs.ids:
-            TextProcessingGeneration._record_over_capacity_assignment(
-                job_id=job_id,
-                wp_id=popped.jobs.wp_id,
-                worker_id=worker.id,
-                owner_trusted=caller.is_trusted,
-                max_length=popped.payload["max_length"],
-                speed=worker.gate_speed,
-            )
+    # Judged inside the action, after the account.
+    validate_chat_declaration = staticmethod(parse_chat_declaration_fields)
 
 
 @namespace.route("/text/submit")
@@ -579,9 +497,7 @@ class TextJobSubmit(Resource):
     def post(self) -> dict[str, Any]:
         """Store a reply or a fault; 200 {reward}."""
         raw = read_json_object(replace_unstorable_characters=True)
-        text_body = (
-            None if is_chat_submission(raw) else parse_lenient_body(submitting.TextSubmitBody, raw)
-        )
+        text_body = None if is_chat_submission(raw) else parse_shape(submitting.TextSubmitBody, raw)
         api_key = require_api_key()
         now = utcnow()
         job, is_raid = self.require_submittable(raw.get("id"), api_key)
@@ -619,9 +535,9 @@ class TextJobSubmit(Resource):
             check_text_job_submission(raw)
             body = submitting.parse_text_submission_with_chat_keys(raw)
         if body.state is SubmissionState.FAULTED:
-            return submitting.fault(job, is_raid=is_raid, now=now)
+            return fault(job, is_raid=is_raid, now=now)
         if not job.is_pending:
-            raise submitting.build_lost_refusal(job)
+            raise build_lost_refusal(job)
         return submitting.settle_or_refuse(
             job, submitting.build_text_submission(body, job), now=now
         )
@@ -634,7 +550,7 @@ class TextJobSubmit(Resource):
         """
         is_fault = raw.get("state") == SubmissionState.FAULTED
         if not job.is_pending and not (is_fault and job.is_faulted):
-            raise submitting.build_lost_refusal(job)
+            raise build_lost_refusal(job)
         try:
             submission = self.prepare_chat_submission(raw, job)
             if submission.state is SubmissionState.FAULTED:
@@ -660,7 +576,7 @@ class TextJobSubmit(Resource):
         """End a chat job that its worker gave up, with the worker's known reason."""
         submitting.count_worker_fault(submission.fault_reason, job)
         explaining.record_worker_fault(job, submission.fault_reason)
-        return submitting.fault(job, is_raid=is_raid, now=now, fault_reason=submission.fault_reason)
+        return fault(job, is_raid=is_raid, now=now, fault_reason=submission.fault_reason)
 
 
 @namespace.route("/text/progress")

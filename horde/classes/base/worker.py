@@ -22,6 +22,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from horde.clock import utcnow
 from horde.db import Base
+from horde.shapes.jobs import UNKNOWN_BRIDGE_AGENT
 
 WORKER_ONLINE_SECONDS = 300  # a worker that polled within this time is online
 CHECK_IN_SECONDS = 30  # how often a polling worker's row is rewritten
@@ -29,8 +30,6 @@ UPTIME_REWARD_SECONDS = 600
 ABORT_WINDOW_SECONDS = 3600
 MAX_ABORTED_JOBS_PER_WINDOW = 20
 MAX_ABORTED_JOBS_PER_WINDOW_IN_RAID = 10
-MAX_BRIDGE_AGENT_LENGTH = 1000  # one worker's agent grows with each reload of its settings
-UNKNOWN_BRIDGE_AGENT = "unknown:0:unknown"
 DEFAULT_MAINTENANCE_MESSAGE = "This worker has been put into maintenance mode by its owner."
 ABORT_MAINTENANCE_MESSAGE = (
     "This worker dropped too many jobs in the last hour and was put into maintenance. Take it out"

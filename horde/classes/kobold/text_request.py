@@ -9,15 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    FailFast,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import Field
 
 from horde.chat.context import grow_context
 from horde.chat_contract import MAX_CONTEXT_LENGTH
@@ -26,8 +18,9 @@ from horde.classes.kobold.text_params import (
     DEFAULT_TEXT_MAX_LENGTH,
     parse_text_params,
 )
-from horde.exceptions import BadRequest, PayloadInvalid
+from horde.exceptions import BadRequest
 from horde.return_codes import ReturnCode
+from horde.shapes.base import LenientBody, Values, parse_shape
 from horde.token_estimate import estimate_prompt_tokens, measure_text
 
 MAX_TARGETED_WORKERS = 5  # further ids are dropped, as they always were on text
@@ -38,18 +31,7 @@ MAX_TEMPLATE_FIELDS = 16
 MAX_TEMPLATE_VALUE_LENGTH = 100_000
 MAX_TARGET_COUNT = 1000  # no client lists more; bounds what is looked up and stored
 
-# Of the values of an array the first bad one alone is reported: a million errors take the whole
-# process for half a minute.
-type Values[T] = Annotated[list[T], FailFast()]
 ModelName = Annotated[str, Field(min_length=1, max_length=MAX_MODEL_NAME_LENGTH)]
-
-
-def _read_whole_number(value: object) -> object:
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-# Some clients write integers as 512.0.
-WholeNumber = Annotated[int, BeforeValidator(_read_whole_number)]
 
 
 class TextContextFit(StrEnum):
@@ -60,36 +42,6 @@ class TextContextFit(StrEnum):
     IGNORE = "ignore"
     REJECT = "reject"
     GROW = "grow"
-
-
-class LenientBody(BaseModel):
-    """A body of the text routes: exact types, null the same as absent on an optional key, unknown
-    keys ignored.
-    """
-
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def drop_nulls(cls, data: Any) -> Any:
-        """Clients serialise unset options as null."""
-        return (
-            {key: value for key, value in data.items() if value is not None}
-            if isinstance(data, dict)
-            else data
-        )
-
-
-def parse_lenient_body[B: LenientBody](model: type[B], body: object) -> B:
-    """The body as `model`; raises PayloadInvalid with a dotted path for each fault."""
-    try:
-        return model.model_validate(body)
-    except ValidationError as error:
-        errors = {
-            ".".join(str(part) for part in fault["loc"]): fault["msg"]
-            for fault in error.errors(include_url=False)
-        }
-        raise PayloadInvalid(errors) from None
 
 
 class TextRequestBody(LenientBody):
@@ -155,7 +107,7 @@ def parse_text_request(body: Mapping[str, Any]) -> TextRequest:
 
     Raises PayloadInvalid for its shape and its ranges, BadRequest for a `context_fit` that is none.
     """
-    parsed = parse_lenient_body(TextRequestBody, body)
+    parsed = parse_shape(TextRequestBody, body)
     params = parse_text_params(parsed.params)
     if parsed.context_fit not in TextContextFit:
         raise BadRequest(f"'context_fit' has to be one of {', '.join(TextContextFit)}.")

@@ -11,12 +11,11 @@ from horde.database.workers import (
     OWNER,
     PUBLIC,
     WorkerRecord,
-    clean_shown_text,
     describe_performance,
-    is_profane,
     narrow_details,
     parse_id,
 )
+from horde.shown_text import clean_shown_text, is_profane
 
 ID = "0b7f1f6e-4a4f-4c58-8f6c-1f0f7f1d2c3b"
 
