@@ -94,14 +94,22 @@ def require_node() -> tuple[Path, Path]:
     return node, NODE_FOLDER
 
 
+def require_axe() -> Path:
+    """The script that finds what keeps people with disabilities out of a page. Raises SetupError."""
+    _, folder = require_node()
+    return folder / "node_modules" / "axe-core" / "axe.min.js"
+
+
 def require_browser() -> Path:
-    """A Chromium: the one that HORDE_TEST_BROWSER names, the pinned one, or where that cannot run
-    one on PATH.
+    """A Chromium: the one that HORDE_TEST_BROWSER names, one on PATH, or else the pinned one.
 
     Raises SetupError.
     """
     if named := os.environ.get(BROWSER_VARIABLE):
         return Path(named)
+    for name in BROWSERS_ON_PATH:
+        if found := shutil.which(name):
+            return Path(found)
     if sys.platform == "linux" and os.uname().machine == "x86_64":
         node, folder = require_node()
         unpacked = folder / "browser"
@@ -114,9 +122,6 @@ def require_browser() -> Path:
                 run(words, "could not unpack the browser", folder, TMPDIR=str(temporary))
                 temporary.rename(unpacked)
         return unpacked / "chromium"
-    for name in BROWSERS_ON_PATH:
-        if found := shutil.which(name):
-            return Path(found)
     raise bootstrap.SetupError(f"no browser: install Chromium, or name one in {BROWSER_VARIABLE}")
 
 

@@ -1,268 +1,63 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""A headless Chromium driven over the two pipes of its DevTools protocol: no driver program, no
-library.
-
-Clicks and keys go through the browser's own input, so that what is hidden or covered cannot be
-pressed.
+"""Pages in a headless Chromium that Playwright drives: the sizes they are looked at in, what they
+must never do, and how somebody without a mouse gets through them.
 """
 
-import base64
-import contextlib
-import fcntl
-import json
 import os
-import select
-import signal
-import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Literal
 
-ANSWER_SECONDS = 60  # of one command on a busy machine
-WAIT_SECONDS = 60
-LOWEST_DESCRIPTOR = 20  # away from 3 and 4, where the browser expects its pipes
+from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
 
-OPTIONS = (
-    "--headless",
-    "--no-sandbox",  # the tests may run as root; the browser sees nothing but our own page
+WAIT_MILLISECONDS: Final = 60_000  # of a step, on a busy machine
+MOST_STOPS: Final = 200  # of the Tab key on one page
+
+OPTIONS: Final = (
     "--no-zygote",
-    "--remote-debugging-pipe",
     "--disable-gpu",
     "--disable-quic",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
     "--force-color-profile=srgb",
-    "--hide-scrollbars",
+    # No page may reach another machine; one that tries is found by what it asked for.
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )
-KEY_CODES = {"Enter": 13, "Tab": 9}
+
+type Scheme = Literal["light", "dark"]
+SCHEMES: Final[tuple[Scheme, ...]] = ("light", "dark")
 
 
-class Browser:
-    """One browser process."""
+@dataclass(frozen=True)
+class View:
+    """What somebody looks through: CSS pixels, and how many of the screen's make one of them."""
 
-    def __init__(self, program: Path, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.log = folder / "browser.log"
-        theirs_in, self._out = (move_up(descriptor) for descriptor in os.pipe())
-        self._in, theirs_out = (move_up(descriptor) for descriptor in os.pipe())
-        log = move_up(os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
-        try:
-            self._pid = os.posix_spawn(
-                program,
-                [str(program), *OPTIONS, f"--user-data-dir={folder / 'profile'}", "about:blank"],
-                build_environment(program, folder),
-                file_actions=[
-                    (os.POSIX_SPAWN_DUP2, theirs_in, 3),
-                    (os.POSIX_SPAWN_DUP2, theirs_out, 4),
-                    (os.POSIX_SPAWN_DUP2, log, 1),
-                    (os.POSIX_SPAWN_DUP2, log, 2),
-                ],
-            )
-        finally:
-            for descriptor in (theirs_in, theirs_out, log):
-                os.close(descriptor)
-        self._buffer = b""
-        self._last_id = 0
-        self.events: list[dict[str, Any]] = []
+    width: int
+    height: int
+    scale: int = 1
+    is_phone: bool = False
 
-    def send(self, method: str, session: str | None = None, **parameters: Any) -> dict[str, Any]:
-        """Run a command of the protocol. Returns its result; what happens meanwhile is kept in
-        ``events``.
-        """
-        self._last_id += 1
-        message: dict[str, Any] = {"id": self._last_id, "method": method, "params": parameters}
-        if session is not None:
-            message["sessionId"] = session
-        os.write(self._out, json.dumps(message).encode() + b"\0")
-        deadline = time.monotonic() + ANSWER_SECONDS
-        while True:
-            answer = self._read_message(deadline)
-            if answer.get("id") == self._last_id:
-                assert "error" not in answer, f"{method}: {answer['error']}"
-                return dict(answer["result"])
-            self.events.append(answer)
 
-    def _read_message(self, deadline: float) -> dict[str, Any]:
-        while b"\0" not in self._buffer:
-            ready, _, _ = select.select([self._in], [], [], max(0, deadline - time.monotonic()))
-            piece = os.read(self._in, 1 << 16) if ready else b""
-            assert piece, (
-                f"the browser does not answer\n{self.log.read_text(errors='replace')[-3000:]}"
-            )
-            self._buffer += piece
-        message, _, self._buffer = self._buffer.partition(b"\0")
-        return dict(json.loads(message))
+LAPTOP: Final = View(1366, 768)
+PHONE: Final = View(390, 844, scale=2, is_phone=True)
+VIEWS: Final[Mapping[str, View]] = {
+    "narrow": View(320, 640, scale=2, is_phone=True),
+    "phone": PHONE,
+    "laptop": LAPTOP,
+    "zoomed": View(683, 384, scale=2),  # the laptop at 200%
+}
 
-    def open(
-        self,
-        url: str,
-        *,
-        width: int = 1200,
-        height: int = 800,
-        is_dark: bool = False,
-        is_phone: bool = False,
-    ) -> "Page":
-        """A new page without anything stored by another one, loaded."""
-        context = self.send("Target.createBrowserContext")["browserContextId"]
-        target = self.send("Target.createTarget", url="about:blank", browserContextId=context)[
-            "targetId"
-        ]
-        page = Page(
-            self, self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+
+@contextmanager
+def running_browser(program: Path, folder: Path) -> Iterator[Browser]:
+    """One browser process with a home of its own."""
+    environment = build_environment(program, folder)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=program, args=list(OPTIONS), env=environment
         )
-        for domain in ("Page", "Runtime", "Network", "Log"):
-            page.send(f"{domain}.enable")
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}
-        page.send("Emulation.setEmulatedMedia", features=[scheme])
-        scale = 2 if is_phone else 1
-        page.send(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=height,
-            deviceScaleFactor=scale,
-            mobile=is_phone,
-        )
-        page.send("Page.navigate", url=url)
-        page.wait_for("location.href !== 'about:blank' && document.readyState === 'complete'")
-        return page
-
-    def close(self) -> None:
-        """End the browser."""
-        with contextlib.suppress(AssertionError, OSError):
-            self.send("Browser.close")
-        os.close(self._out)
-        os.close(self._in)
-        deadline = time.monotonic() + 10
-        while os.waitpid(self._pid, os.WNOHANG) == (0, 0):
-            if time.monotonic() > deadline:
-                os.kill(self._pid, signal.SIGKILL)
-                os.waitpid(self._pid, 0)
-                break
-            time.sleep(0.02)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class Page:
-    """One page of a browser."""
-
-    def __init__(self, browser: Browser, session: str) -> None:
-        self._browser, self._session = browser, session
-
-    def send(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Run a command of the protocol for this page."""
-        return self._browser.send(method, self._session, **parameters)
-
-    def evaluate(self, expression: str) -> Any:
-        """The value of a JavaScript expression; a promise is awaited."""
-        answer = self.send(
-            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
-        )
-        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
-        return answer["result"].get("value")
-
-    def wait_for(self, expression: str, seconds: float = WAIT_SECONDS) -> None:
-        """Ask until the expression is true."""
-        deadline = time.monotonic() + seconds
-        while not self.evaluate(f"Boolean({expression})"):
-            assert time.monotonic() < deadline, f"never: {expression}\n{self.text()}"
-            time.sleep(0.03)
-
-    def text(self, selector: str = "body") -> str:
-        """The text of an element as a person sees it."""
-        return str(self.evaluate(f"document.querySelector({json.dumps(selector)}).innerText"))
-
-    def click(self, selector: str) -> None:
-        """Press the middle of an element, which has to be what lies there."""
-        find = f"document.querySelector({json.dumps(selector)})"
-        x, y, is_on_top = self.evaluate(
-            f"(() => {{ const e = {find}; e.scrollIntoView({{block: 'nearest'}}); const r ="
-            " e.getBoundingClientRect(); const x = r.x + r.width / 2, y = r.y + r.height / 2, top"
-            " = document.elementFromPoint(x, y); return [x, y, e === top || e.contains(top)];"
-            " })()"
-        )
-        assert is_on_top, f"{selector} cannot be pressed"
-        for kind in ("mousePressed", "mouseReleased"):
-            self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
-
-    def fill(self, selector: str, text: str) -> None:
-        """Click into a field and replace what is there."""
-        self.click(selector)
-        self.evaluate(f"document.querySelector({json.dumps(selector)}).select()")
-        self.send("Input.insertText", text=text)
-
-    def press(self, key: str, *, shift: bool = False) -> None:
-        """Press one of KEY_CODES on whatever has the focus."""
-        code = KEY_CODES[key]
-        text = {"text": "\r"} if key == "Enter" else {}
-        common: dict[str, Any] = {
-            "key": key,
-            "code": key,
-            "windowsVirtualKeyCode": code,
-            "modifiers": 8 if shift else 0,
-        }
-        self.send("Input.dispatchKeyEvent", type="keyDown", **common, **text)
-        self.send("Input.dispatchKeyEvent", type="keyUp", **common)
-
-    def focused(self) -> str:
-        """The id of what has the focus."""
-        return str(self.evaluate("document.activeElement.id"))
-
-    def reload(self) -> None:
-        """Load the page again."""
-        self.evaluate("window.isOld = true")
-        self.send("Page.reload")
-        self.wait_for("!window.isOld && document.readyState === 'complete'")
-
-    def screenshot(self, path: Path) -> None:
-        """What is seen, as a PNG."""
-        path.write_bytes(base64.b64decode(self.send("Page.captureScreenshot")["data"]))
-
-    def iter_events(self, method: str) -> Iterator[dict[str, Any]]:
-        """The parameters of what this page reported so far under a name."""
-        self.evaluate("0")  # reads what is in the pipe
-        for event in self._browser.events:
-            if event.get("method") == method and event.get("sessionId") == self._session:
-                yield event["params"]
-
-    def list_complaints(self) -> list[str]:
-        """Uncaught errors, refusals of the page's policy and console errors, but for answers that
-        are errors.
-        """
-        found = [
-            str(event["exceptionDetails"]) for event in self.iter_events("Runtime.exceptionThrown")
-        ]
-        entries = [event["entry"] for event in self.iter_events("Log.entryAdded")]
-        found += [
-            entry["text"]
-            for entry in entries
-            if entry["level"] == "error" and entry["source"] != "network"
-        ]
-        return found + [
-            str(event)
-            for event in self.iter_events("Runtime.consoleAPICalled")
-            if event["type"] == "error"
-        ]
-
-    def list_requested_addresses(self) -> set[str]:
-        """Everything the page asked for, inlined data aside."""
-        addresses = {
-            str(event["request"]["url"]) for event in self.iter_events("Network.requestWillBeSent")
-        }
-        return {address for address in addresses if not address.startswith("data:")}
-
-
-def move_up(descriptor: int) -> int:
-    """The same file under a higher number, closed in children."""
-    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, LOWEST_DESCRIPTOR)
-    os.close(descriptor)
-    return moved
+        yield browser
+        browser.close()
 
 
 FONTS = """<?xml version="1.0"?>
@@ -271,11 +66,130 @@ FONTS = """<?xml version="1.0"?>
 """
 
 
-def build_environment(program: Path, folder: Path) -> Mapping[str, str]:
+def build_environment(program: Path, folder: Path) -> dict[str, str | float | bool]:
     """A home of its own, and the fonts that came with the browser: a machine may have none."""
-    environment = {**os.environ, "HOME": str(folder)}
+    environment: dict[str, str | float | bool] = {**os.environ, "HOME": str(folder)}
     fonts = program.with_name("fonts")
     if fonts.is_dir():
         environment["FONTCONFIG_FILE"] = str(folder / "fonts.conf")
         (folder / "fonts.conf").write_text(FONTS.format(fonts=fonts, cache=folder / "fonts-cache"))
     return environment
+
+
+@dataclass
+class Visit:
+    """A page without anything stored by another one, and what it did so far.
+
+    ``complaints``: uncaught errors, refusals of the page's policy and console errors, but for
+    answers that are errors. ``addresses``: everything it asked for, inlined data aside.
+    """
+
+    page: Page
+    complaints: list[str] = field(default_factory=list)
+    addresses: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("console", self._note)
+        self.page.on("request", lambda request: self.addresses.append(request.url))
+
+    def _note(self, message: ConsoleMessage) -> None:
+        is_answer = message.text.startswith("Failed to load resource")
+        if message.type == "error" and not is_answer:
+            self.complaints.append(message.text)
+
+    def list_paths(self, origin: str) -> set[str]:
+        """What was asked of a server; an address of another one stays whole."""
+        asked = {
+            address for address in self.addresses if not address.startswith(("data:", "blob:"))
+        }
+        return {address.removeprefix(origin) for address in asked}
+
+
+class Visits:
+    """The visits of one test."""
+
+    def __init__(self, browser: Browser) -> None:
+        self._browser = browser
+        self._all: list[Visit] = []
+
+    def open(self, url: str, *, view: View = LAPTOP, scheme: Scheme = "light") -> Visit:
+        """Load a page."""
+        context = self._browser.new_context(
+            viewport={"width": view.width, "height": view.height},
+            device_scale_factor=view.scale,
+            is_mobile=view.is_phone,
+            has_touch=view.is_phone,
+            color_scheme=scheme,
+        )
+        context.set_default_timeout(WAIT_MILLISECONDS)
+        visit = Visit(context.new_page())
+        self._all.append(visit)
+        visit.page.goto(url)
+        return visit
+
+    def close(self) -> None:
+        """Nobody may have complained, or asked for something of another server."""
+        for visit in self._all:
+            origin = visit.page.evaluate("location.origin")
+            visit.page.context.close()
+            assert visit.complaints == []
+            assert [path for path in visit.list_paths(origin) if not path.startswith("/")] == []
+
+
+def list_barriers(page: Page, axe: str) -> list[str]:
+    """What axe calls serious or critical for people with disabilities: its rule and where."""
+    page.evaluate(axe)
+    found: list[dict[str, Any]] = page.evaluate(
+        "axe.run(document, {resultTypes: ['violations']}).then((found) => found.violations)"
+    )
+    return [
+        f"{rule['id']}: {node['html']} {node['failureSummary']}"
+        for rule in found
+        if rule["impact"] in ("serious", "critical")
+        for node in rule["nodes"]
+    ]
+
+
+def fits_in_width(page: Page) -> bool:
+    """Whether nothing makes the page wider than what it is looked at through."""
+    size = page.viewport_size
+    assert size
+    return bool(page.evaluate("document.documentElement.scrollWidth") <= size["width"])
+
+
+# To blur is not enough: the next stop would come after the element that had the focus.
+START = (
+    "document.body.tabIndex = -1; document.body.focus(); document.body.removeAttribute('tabindex')"
+)
+STOP = """() => {
+  const stop = document.activeElement;
+  if (!stop || stop === document.body) return null;
+  const style = getComputedStyle(stop), box = stop.getBoundingClientRect();
+  const isSeen = box.bottom > 0 && box.top < innerHeight && box.right > 0 && box.left < innerWidth
+    && stop.checkVisibility({visibilityProperty: true, opacityProperty: true});
+  const isFirstTime = !stop.wasStopAt;
+  stop.wasStopAt = true;
+  const name = stop.ariaLabel || stop.labels?.[0]?.innerText || stop.innerText || stop.title;
+  return {
+    name: (name || stop.id).trim(), isFirstTime, isSeen,
+    hasRing: style.outlineStyle !== 'none' || style.boxShadow !== 'none',
+  };
+}"""
+
+
+def walk_by_keyboard(page: Page) -> list[str]:
+    """The names of what the Tab key stops at from the start of the page on, in order. Each stop has
+    to be seen, and to look different while it has the focus.
+    """
+    page.evaluate(START)
+    names: list[str] = []
+    for _ in range(MOST_STOPS):
+        page.keyboard.press("Tab")
+        stop = page.evaluate(STOP)
+        if stop is None or not stop["isFirstTime"]:
+            return names
+        assert stop["isSeen"], f"the focus cannot be seen: {stop['name']}"
+        assert stop["hasRing"], f"nothing shows the focus: {stop['name']}"
+        names.append(stop["name"])
+    raise AssertionError(f"no end after {MOST_STOPS} stops: {names}")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Browser
 
 from devtools import clients
 from devtools.bootstrap import SetupError
@@ -23,7 +24,7 @@ from tests.acceptance._stack import (
     running_front,
     running_horde,
 )
-from tests.clients._browser import Browser
+from tests.clients._browser import SCHEMES, VIEWS, Scheme, View, Visits, running_browser
 from tests.clients._worker import MODEL, AnsweringWorker, running_worker
 
 
@@ -110,9 +111,35 @@ def node() -> tuple[Path, Path]:
     return require(clients.require_node)
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    """A headless Chromium."""
+    """A headless Chromium. It ends with the module: no asyncio runs beside Playwright."""
     program = require(clients.require_browser)
-    with Browser(program, tmp_path_factory.mktemp("browser")) as started:
+    with running_browser(program, tmp_path_factory.mktemp("browser")) as started:
         yield started
+
+
+@pytest.fixture
+def visits(browser: Browser) -> Iterator[Visits]:
+    """Opens pages; at the end none may have complained or asked another server for something."""
+    opened = Visits(browser)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="package")
+def axe() -> str:
+    """The script that finds barriers in a page, see ``list_barriers``."""
+    return require(clients.require_axe).read_text()
+
+
+@pytest.fixture(params=VIEWS)
+def view(request: pytest.FixtureRequest) -> View:
+    """Each size that a page is looked at in."""
+    return VIEWS[request.param]
+
+
+@pytest.fixture(params=SCHEMES)
+def scheme(request: pytest.FixtureRequest) -> Scheme:
+    """Each colour scheme."""
+    return request.param  # type: ignore[no-any-return]

@@ -1,53 +1,71 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """The chat page in a real browser, against a whole horde."""
 
-from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
+from playwright.sync_api import Page, expect
 
 from tests.acceptance._stack import wait_until
-from tests.clients._browser import Browser, Page
+from tests.clients._browser import (
+    PHONE,
+    Scheme,
+    View,
+    Visit,
+    Visits,
+    fits_in_width,
+    list_barriers,
+    walk_by_keyboard,
+)
 from tests.clients._worker import MODEL, PIECES
 from tests.clients.conftest import Stack
 
 REPLY = "".join(PIECES)
-HAS_MODELS = "document.querySelector('#model').value"
-IS_IDLE = "!document.querySelector('#send').hidden"
 MARKUP = "<img src=x onerror=\"document.title='broken in'\"><b>bold</b>"
 
 
 @pytest.fixture
-def page(browser: Browser, stack: Stack) -> Iterator[Page]:
-    """The page with the model chosen; at the end nobody may have complained."""
-    opened = open_page(browser, stack)
-    yield opened
-    assert opened.list_complaints() == []
+def visit(visits: Visits, stack: Stack) -> Visit:
+    """The page with the model chosen."""
+    return open_chat(visits, stack)
 
 
-def open_page(browser: Browser, stack: Stack, **options: object) -> Page:
-    opened = browser.open(f"{stack.front.url}/", **options)  # type: ignore[arg-type]
-    opened.wait_for(HAS_MODELS)
-    return opened
+@pytest.fixture
+def page(visit: Visit) -> Page:
+    """The page with the model chosen."""
+    return visit.page
+
+
+def open_chat(visits: Visits, stack: Stack, **options: Any) -> Visit:
+    """The page with the model chosen, as seen through a view in a scheme."""
+    visit = visits.open(f"{stack.front.url}/", **options)
+    expect(visit.page.locator("#model")).to_have_value(MODEL)
+    return visit
 
 
 def reload(page: Page) -> None:
     """Load the page again, with all it asks for."""
     page.reload()
-    page.wait_for(HAS_MODELS)
+    expect(page.locator("#model")).to_have_value(MODEL)
 
 
 def ask(page: Page, text: str) -> None:
     """Type a message and send it."""
     page.fill("#message", text)
-    page.press("Enter")
+    page.press("#message", "Enter")
 
 
 def ask_and_wait(page: Page, text: str) -> str:
     """The text of the last turn once it is over."""
     ask(page, text)
-    page.wait_for(IS_IDLE)
-    return page.text("#turns article:last-child")
+    return wait_for_the_end(page)
+
+
+def wait_for_the_end(page: Page) -> str:
+    """The text of the last turn once it is over."""
+    page.wait_for_selector("#send", state="visible")
+    return page.inner_text("#turns article:last-child")
 
 
 def list_messages(stack: Stack) -> list[tuple[str, str]]:
@@ -57,8 +75,8 @@ def list_messages(stack: Stack) -> list[tuple[str, str]]:
     ]
 
 
-def test_the_page_may_load_and_call_nothing_but_its_server(page: Page, stack: Stack) -> None:
-    ask_and_wait(page, "The sky?")
+def test_the_page_may_load_and_call_nothing_but_its_server(visit: Visit, stack: Stack) -> None:
+    ask_and_wait(visit.page, "The sky?")
     answer = httpx.get(f"{stack.front.url}/")
     policy = answer.headers["content-security-policy"]
     assert "default-src 'none'" in policy
@@ -68,15 +86,13 @@ def test_the_page_may_load_and_call_nothing_but_its_server(page: Page, stack: St
         "no-referrer",
     )
     assert "x-request-id" in answer.headers
-    prefix = f"{stack.front.url}/"
-    requested = page.list_requested_addresses()
-    assert {address.removeprefix(prefix) for address in requested} == {
-        "",
-        "chat.css",
-        "horde.css",
-        "chat.js",
-        "v1/models",
-        "v1/chat/completions",
+    assert visit.list_paths(stack.front.url) == {
+        "/",
+        "/chat.css",
+        "/horde.css",
+        "/chat.js",
+        "/v1/models",
+        "/v1/chat/completions",
     }
 
 
@@ -95,15 +111,15 @@ def test_a_file_the_browser_has_is_not_sent_again(stack: Stack) -> None:
 
 
 def test_a_reply_is_shown_with_its_worker_and_price(page: Page) -> None:
-    assert MODEL in page.text("#model")
-    assert "1 worker" in page.text("#model-facts")
+    assert MODEL in page.inner_text("#model")
+    assert "1 worker" in page.inner_text("#model-facts")
     shown = ask_and_wait(page, "What is the sky like?")
     assert REPLY in shown
     assert "answering worker" in shown
     assert "kudos" in shown
     assert "5 tokens" in shown
-    assert page.text("#announcement") == "The reply is complete."
-    assert page.focused() == "message"
+    assert page.inner_text("#announcement") == "The reply is complete."
+    expect(page.locator("#message")).to_be_focused()
 
 
 def test_a_conversation_goes_on_with_what_was_said_and_the_options(
@@ -123,7 +139,7 @@ def test_a_conversation_goes_on_with_what_was_said_and_the_options(
     assert stack.worker.payloads[-1]["max_length"] == 99
 
     page.click("#new-chat")
-    assert page.evaluate("document.querySelector('#turns').childElementCount") == 0
+    assert page.locator(".turn").count() == 0
     page.fill("#system", "")
     ask_and_wait(page, "Third?")
     assert list_messages(stack) == [("user", "Third?")]
@@ -133,11 +149,11 @@ def test_text_appears_while_it_is_written_and_stopping_cancels_the_request(
     page: Page, stack: Stack
 ) -> None:
     ask(page, "slowly")
-    page.wait_for("document.querySelector('#turns').innerText.includes('One,')")
-    assert page.evaluate("document.querySelector('.answered').getAttribute('aria-busy')") == "true"
+    expect(page.locator("#turns")).to_contain_text("One,")
+    expect(page.locator(".answered")).to_have_attribute("aria-busy", "true")
     page.click("#stop")
-    page.wait_for(IS_IDLE)
-    assert "Stopped." in page.text(".answered")
+    wait_for_the_end(page)
+    assert "Stopped." in page.inner_text(".answered")
     count = "SELECT count(*) FROM waiting_prompts WHERE terminal_outcome = 'cancelled'"
     wait_until(lambda: stack.horde.database.value(count) >= 1)
     assert REPLY in ask_and_wait(page, "And now?")
@@ -148,7 +164,7 @@ def test_reasoning_is_folded_away_from_the_reply(page: Page) -> None:
     assert "Blue." in shown
     assert "The sky comes to mind." not in shown
     page.click(".reasoning summary")
-    assert "The sky comes to mind." in page.text(".reasoning")
+    assert "The sky comes to mind." in page.inner_text(".reasoning")
 
 
 def test_an_error_is_readable_and_the_message_can_be_sent_again(page: Page, stack: Stack) -> None:
@@ -158,10 +174,10 @@ def test_an_error_is_readable_and_the_message_can_be_sent_again(page: Page, stac
     assert "Check the key" in shown
     page.fill("#key", stack.client.key)
     page.click(".again")
-    page.wait_for(IS_IDLE)
-    assert REPLY in page.text("#turns")
-    assert "invalid_api_key" not in page.text("#turns")
-    assert page.evaluate("document.querySelectorAll('.turn').length") == 2
+    wait_for_the_end(page)
+    assert REPLY in page.inner_text("#turns")
+    assert "invalid_api_key" not in page.inner_text("#turns")
+    assert page.locator(".turn").count() == 2
 
 
 def test_whoever_finds_no_worker_that_promises_all_is_offered_those_that_promise_less(
@@ -171,13 +187,13 @@ def test_whoever_finds_no_worker_that_promises_all_is_offered_those_that_promise
     with monkeypatch.context() as patch:
         patch.setattr("tests.clients._worker.FEATURES", ["tools"])
         wait_until(lambda: "best_effort" in ask_and_wait(page, "The sky?"))
-        assert "Ask workers that promise less" in page.text("#turns article:last-child")
+        assert "Ask workers that promise less" in page.inner_text("#turns article:last-child")
         page.click("#turns article:last-child .again")
-        page.wait_for(IS_IDLE)
-        assert REPLY in page.text("#turns article:last-child")
-        assert page.evaluate("document.querySelector('#best-effort').checked") is True
+        wait_for_the_end(page)
+        assert REPLY in page.inner_text("#turns article:last-child")
+        assert page.is_checked("#best-effort")
         assert REPLY in ask_and_wait(page, "And now?")
-    page.evaluate("document.querySelector('#best-effort').checked = false")
+    page.uncheck("#best-effort")
     wait_until(lambda: REPLY in ask_and_wait(page, "And then?"))
 
 
@@ -190,10 +206,9 @@ def test_a_key_that_cannot_be_sent_is_named_as_the_fault(page: Page) -> None:
 
 def test_whoever_tries_again_with_the_keyboard_goes_on_with_the_next_message(page: Page) -> None:
     ask_and_wait(page, "fail")
-    page.evaluate("document.querySelector('.again').focus()")
-    page.press("Enter")
-    page.wait_for(IS_IDLE)
-    assert page.focused() == "message"
+    page.press(".again", "Enter")
+    wait_for_the_end(page)
+    expect(page.locator("#message")).to_be_focused()
 
 
 def test_a_failed_reply_tells_its_request_and_is_no_part_of_the_conversation(
@@ -210,23 +225,23 @@ def test_markup_is_shown_as_text(page: Page, stack: Stack, monkeypatch: pytest.M
     monkeypatch.setattr("tests.clients._worker.PIECES", [MARKUP])
     shown = ask_and_wait(page, MARKUP)
     assert MARKUP in shown
-    assert MARKUP in page.text(".asked")
-    assert page.evaluate("document.querySelectorAll('#turns img, #turns b').length") == 0
-    assert page.evaluate("document.title") == "Horde chat"
+    assert MARKUP in page.inner_text(".asked")
+    assert page.locator("#turns img, #turns b").count() == 0
+    assert page.title() == "Horde chat"
 
 
 def test_the_key_is_kept_only_when_asked_and_only_for_the_tab(page: Page) -> None:
     page.fill("#key", "my-secret")
-    page.press("Tab")
+    page.press("#key", "Tab")
     stored = "JSON.stringify([{...sessionStorage}, {...localStorage}, document.cookie])"
     assert "my-secret" not in page.evaluate(stored)
     reload(page)
-    assert page.evaluate("document.querySelector('#key').value") == ""
+    assert page.input_value("#key") == ""
 
     page.fill("#key", "my-secret")
     page.click("#keep-key")
     reload(page)
-    assert page.evaluate("document.querySelector('#key').value") == "my-secret"
+    assert page.input_value("#key") == "my-secret"
     assert "my-secret" not in page.evaluate("JSON.stringify([{...localStorage}, document.cookie])")
     page.click("#keep-key")
     assert "my-secret" not in page.evaluate(stored)
@@ -236,8 +251,8 @@ def test_values_out_of_range_are_refused_before_they_are_sent(page: Page, stack:
     before = len(stack.worker.payloads)
     page.fill("#max-tokens", "3")
     ask(page, "The sky?")
-    assert page.evaluate("document.querySelector('#turns').childElementCount") == 0
-    assert page.focused() == "max-tokens"
+    assert page.locator(".turn").count() == 0
+    expect(page.locator("#max-tokens")).to_be_focused()
     assert len(stack.worker.payloads) == before
     page.fill("#max-tokens", "64")
     page.fill("#temperature", "0.25")
@@ -247,75 +262,32 @@ def test_values_out_of_range_are_refused_before_they_are_sent(page: Page, stack:
 
 def test_shift_and_enter_begin_a_line(page: Page, stack: Stack) -> None:
     page.fill("#message", "One")
-    page.press("Enter", shift=True)
-    page.send("Input.insertText", text="Two")
-    page.press("Enter")
-    page.wait_for(f"{IS_IDLE} && document.querySelector('.answered')")
+    page.press("#message", "Shift+Enter")
+    page.keyboard.type("Two")
+    page.press("#message", "Enter")
+    expect(page.locator(".answered")).to_contain_text(REPLY)
     assert list_messages(stack)[-1] == ("user", "One\nTwo")
 
 
-def test_every_control_has_a_name(page: Page) -> None:
-    tree = page.send("Accessibility.getFullAXTree")["nodes"]
-    roles = {"textbox", "button", "combobox", "checkbox", "spinbutton", "log", "main", "banner"}
-    controls = [
-        (node["role"]["value"], node.get("name", {}).get("value", ""))
-        for node in tree
-        if "role" in node
-    ]
-    found = [(role, name) for role, name in controls if role in roles]
-    assert {role for role, _ in found} == roles
-    assert [role for role, name in found if not name and role not in ("main", "banner")] == []
+def test_somebody_without_a_mouse_reaches_everything(page: Page) -> None:
+    page.fill("#message", "The sky?")
+    names = walk_by_keyboard(page)
+    assert names[:3] == ["New chat", "Settings", "Model"]
+    assert names[-2:] == ["Message", "Send"]
 
 
-@pytest.mark.parametrize("is_dark", [False, True])
-@pytest.mark.parametrize(("width", "height", "is_phone"), [(1200, 800, False), (360, 640, True)])
-def test_nothing_is_cut_off_on_a_desk_or_a_phone(
-    browser: Browser, stack: Stack, width: int, height: int, is_phone: bool, is_dark: bool
+def test_the_page_suits_every_screen_and_scheme_and_keeps_nobody_out(
+    visits: Visits, stack: Stack, view: View, scheme: Scheme, axe: str
 ) -> None:
-    page = open_page(browser, stack, width=width, height=height, is_dark=is_dark, is_phone=is_phone)
-    assert page.evaluate("document.querySelector('#settings').open") is not is_phone
+    page = open_chat(visits, stack, view=view, scheme=scheme).page
+    is_open = "document.querySelector('#settings').open"
+    assert page.evaluate(is_open) is (view.width > PHONE.width * 2)
     ask_and_wait(page, "What is the sky like, when " + "x" * 200 + "?")
     ask_and_wait(page, "fail")
-    assert page.evaluate(
-        "document.documentElement.scrollWidth <= innerWidth &&"
-        " document.documentElement.scrollHeight <= innerHeight"
-    )
-    assert page.evaluate(SMALLEST_CONTRAST) >= 4.5
-    if is_phone:
+    assert fits_in_width(page)
+    assert list_barriers(page, axe) == []
+    if not page.evaluate(is_open):
         page.click("#settings summary")
         page.click("#system")
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    assert page.list_complaints() == []
-
-
-# WCAG's ratio of each visible text to what lies behind it. Colours are read back from a canvas,
-# whatever notation they have.
-SMALLEST_CONTRAST = """(() => {
-  const context = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
-  const read = (colour) => {
-    context.clearRect(0, 0, 1, 1);
-    context.fillStyle = colour;
-    context.fillRect(0, 0, 1, 1);
-    return context.getImageData(0, 0, 1, 1).data;
-  };
-  const luminance = (data) => {
-    const [r, g, b] = [...data].slice(0, 3).map((v) => v / 255).map((v) => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
-    return .2126 * r + .7152 * g + .0722 * b;
-  };
-  const behind = (element) => {
-    for (let e = element; e; e = e.parentElement) {
-      const colour = read(getComputedStyle(e).backgroundColor);
-      if (colour[3] === 255) return colour;
-    }
-    return read('white');
-  };
-  const ratios = [];
-  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  while (walker.nextNode()) {
-    const element = walker.currentNode.parentElement;
-    if (!walker.currentNode.data.trim() || !element.checkVisibility() || element.disabled) continue;
-    const [a, b] = [luminance(read(getComputedStyle(element).color)), luminance(behind(element))];
-    ratios.push((Math.max(a, b) + .05) / (Math.min(a, b) + .05));
-  }
-  return Math.min(...ratios);
-})()"""
+        assert fits_in_width(page)
+        assert list_barriers(page, axe) == []
