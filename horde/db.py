@@ -7,16 +7,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 from sqlalchemy import Connection, Dialect, Engine, Table, Text, TypeDecorator, event, insert
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
-from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
+from sqlalchemy.orm import DeclarativeBase, Session
 
 from horde import metrics, postgres
 from horde.config import Config
 from horde.exceptions import ServiceUnavailable
+from horde.hot_session import HotSession, keep_insert
 from horde.json_text import read_json, write_document
 from horde.logger import build_failure_fields
 from horde.runtime import Part
@@ -66,8 +68,8 @@ class DatabaseState:
     """What `connect` made for this runtime; a module opens nothing when it is imported."""
 
     engine: Engine | None = None
-    sessions: sessionmaker[Session] | None = None
-    reading_sessions: sessionmaker[Session] | None = None
+    sessions: Callable[[], HotSession] | None = None
+    reading_sessions: Callable[[], HotSession] | None = None
 
 
 state = Part(DatabaseState)
@@ -91,9 +93,8 @@ def connect(config: Config, *, answer_seconds: float | None = None) -> Engine:
     reading_engine = engine.execution_options(**{READS_ALONE: True})
     event.listen(reading_engine, "engine_connect", _switch_to_autocommit)
     event.listen(engine, "checkin", _switch_to_transactions)
-    sessions, reading_sessions = (
-        sessionmaker(bind, expire_on_commit=False) for bind in (engine, reading_engine)
-    )
+    sessions = partial(HotSession, engine, begins=True)
+    reading_sessions = partial(HotSession, reading_engine, begins=False)
     state.set(DatabaseState(engine, sessions, reading_sessions))
     return engine
 
@@ -135,7 +136,7 @@ def transaction() -> Iterator[Session]:
     sessions = state.get().sessions
     if sessions is None:
         raise RuntimeError(NOT_CONNECTED)
-    session = sessions()
+    session = cast(Session, sessions())
     try:
         yield session
         session.commit()
@@ -165,7 +166,7 @@ def reading() -> Iterator[Session]:
     sessions = state.get().reading_sessions
     if sessions is None:
         raise RuntimeError(NOT_CONNECTED)
-    session = sessions()
+    session = cast(Session, sessions())
     try:
         yield session
     except PoolTimeoutError as error:
@@ -205,10 +206,10 @@ def table_of(model: type[Base]) -> Table:
 
 def insert_rows(session: Session, table: Table, rows: Sequence[Mapping[str, object]]) -> None:
     """Insert rows that name the same columns, in one round trip."""
-    if rows:
-        session.execute(
-            insert(table), dict(rows[0]) if len(rows) == 1 else [dict(row) for row in rows]
-        )
+    if len(rows) == 1:
+        session.execute(keep_insert(table, tuple(rows[0])), dict(rows[0]))
+    elif rows:
+        session.execute(insert(table), [dict(row) for row in rows])
 
 
 def after_commit(session: Session, call: Callable[[], object]) -> None:

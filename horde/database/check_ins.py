@@ -44,6 +44,7 @@ from horde.database.teams import add_team_uptime
 from horde.database.users import Caller
 from horde.db import after_commit, insert_rows, table_of
 from horde.exceptions import BadRequest, Forbidden
+from horde.hot_session import keep
 from horde.model_reference import get_text_model_multiplier, is_known_text_model
 from horde.return_codes import ReturnCode
 from horde.shapes.jobs import TextPopBody
@@ -156,7 +157,7 @@ def build_worker_update(names: frozenset[str], *, is_check_in: bool) -> Update:
         .where(offers.c.worker_id == bindparam("worker_id"))
         .scalar_subquery()
     )
-    return statement.values(values).returning(func.coalesce(stored, cast([], ARRAY(Text))))
+    return keep(statement.values(values).returning(func.coalesce(stored, cast([], ARRAY(Text)))))
 
 
 def insert_worker(session: Session, worker: TextWorker, caller: Caller) -> bool:

@@ -29,6 +29,7 @@ from horde.database.text_functions import find_request_facts, online_since
 from horde.database.text_queue import QueueGroup, QueueSnapshot, get_group_facts, get_queue_snapshot
 from horde.database.worker_messages import build_active_messages, show_active_messages
 from horde.db import table_of
+from horde.hot_session import keep
 from horde.model_reference import get_text_model_multiplier
 from horde.redis_ctrl import get_counter, increment_counter
 
@@ -139,7 +140,7 @@ def _build_list_online_workers() -> Select[Any]:
 
 
 workers, offers, roles = table_of(TextWorker), table_of(WorkerModel), table_of(UserRole)
-_LIST_ONLINE_WORKERS = _build_list_online_workers()
+_LIST_ONLINE_WORKERS = keep(_build_list_online_workers())
 
 
 def list_online_text_workers(session: Session, now: datetime) -> tuple[OnlineTextWorker, ...]:
@@ -159,13 +160,15 @@ def list_online_text_workers(session: Session, now: datetime) -> tuple[OnlineTex
 
 def build_stored_text_worker(row: Row[Any]) -> TextWorker:
     """A worker that belongs to no session, from a row with all its columns."""
-    return TextWorker(**{column.name: row._mapping[column] for column in workers.c})
+    return TextWorker(**{column.name: row._mapping[column.name] for column in workers.c})
 
 
-_FIND_NAMED_WORKER = select(
-    *workers.c,
-    build_active_messages(workers, bindparam("now", type_=DateTime)).label("messages"),
-).where(workers.c.name == bindparam("name"), workers.c.worker_type == TEXT_WORKER_TYPE)
+_FIND_NAMED_WORKER = keep(
+    select(
+        *workers.c,
+        build_active_messages(workers, bindparam("now", type_=DateTime)).label("messages"),
+    ).where(workers.c.name == bindparam("name"), workers.c.worker_type == TEXT_WORKER_TYPE)
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ from horde.database._kudos_fold import (
 )
 from horde.database.account_cache import publish_account_change
 from horde.db import after_commit, retry_deadlocks, transaction
+from horde.hot_session import keep
 from horde.runtime import Part
 
 # Advisory locks are pairs: a kind, and what of that kind.
@@ -92,7 +93,8 @@ def configure(config: Config) -> None:
 
 # Appending
 
-_APPEND = text("""
+_APPEND = keep(
+    text("""
     WITH currencies AS (
         INSERT INTO kudos_ledger (event_id, entry_type, user_id, account, amount, reservation_id, created, applied)
         SELECT CAST(:event_id AS uuid), posting.*, :now, false
@@ -109,6 +111,7 @@ _APPEND = text("""
         CAST(:stat_amounts AS numeric[])
     ) AS posting
     """)
+)
 
 
 def append_movements(session: Session, event_id: UUID, movements: Movements, now: datetime) -> None:

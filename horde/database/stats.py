@@ -20,7 +20,8 @@ from horde.classes.kobold.worker import TextWorker
 from horde.database.caches import TimedCache, forget_shared, read_shared, write_shared
 from horde.database.kudos import release_holds
 from horde.database.text_functions import TEXT_FAMILY, is_live, online_since
-from horde.db import after_commit
+from horde.db import after_commit, table_of
+from horde.hot_session import keep
 
 MODELS_KEY = "models_cache"
 MODELS_KEY_TTL_SECONDS = 600
@@ -274,6 +275,14 @@ def compute_totals(session: Session, now: datetime) -> HordeTotals:
     )
 
 
+_settings = table_of(HordeSettings).c
+_READ_MODES = keep(
+    select(_settings.maintenance, _settings.invite_only, _settings.raid)
+    .order_by(_settings.id)
+    .limit(1)
+)
+
+
 def get_horde_modes(session: Session) -> HordeModes:
     """The switches of the horde, at most a second old."""
     return _modes.get(None, lambda: read_horde_modes(session))
@@ -281,11 +290,7 @@ def get_horde_modes(session: Session) -> HordeModes:
 
 def read_horde_modes(session: Session) -> HordeModes:
     """The switches as stored; all off when nobody ever set one."""
-    row = session.execute(
-        select(HordeSettings.maintenance, HordeSettings.invite_only, HordeSettings.raid)
-        .order_by(HordeSettings.id)
-        .limit(1)
-    ).one_or_none()
+    row = session.execute(_READ_MODES).one_or_none()
     return (
         HordeModes()
         if row is None

@@ -58,6 +58,7 @@ from horde.classes.kobold.worker import (
     get_text_worker_lease_capacity,
 )
 from horde.db import table_of
+from horde.hot_session import keep
 
 CONTESTED_WAIT_MILLISECONDS = 1000  # a claim or a reply holds a row for some milliseconds
 CANDIDATES_PER_CLASS = 20  # enough that workers popping at once each find an unlocked row
@@ -71,7 +72,8 @@ requests = table_of(TextWaitingPrompt)
 
 # A loose index scan: one probe of the queue's index for each class that has a waiting request,
 # however deep it is.
-_SCAN_CLASSES = text("""
+_SCAN_CLASSES = keep(
+    text("""
     WITH RECURSIVE classes AS (
         (SELECT queue_class FROM waiting_prompts
          WHERE active AND NOT faulted AND n > 0 AND wp_type = 'text' AND queue_class IS NOT NULL
@@ -85,6 +87,7 @@ _SCAN_CLASSES = text("""
     )
     SELECT queue_class FROM classes WHERE queue_class IS NOT NULL
     """)
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -533,8 +536,8 @@ _waits_briefly = func.set_config("lock_timeout", str(CONTESTED_WAIT_MILLISECONDS
     None
 )
 
-_CLAIM = _build_claim()
-_CLAIM_OF_ONE = _build_claim_of_one()
+_CLAIM = keep(_build_claim())
+_CLAIM_OF_ONE = keep(_build_claim_of_one())
 
 
 class QueueContestedError(Exception):

@@ -63,6 +63,7 @@ from horde.database.text_requests import has_pending_jobs
 from horde.database.users import charge_shared_key
 from horde.database.workers import announce_worker_change
 from horde.db import after_commit, insert_rows, table_of
+from horde.hot_session import keep
 
 jobs = table_of(TextProcessingGeneration)
 requests = table_of(TextWaitingPrompt)
@@ -71,7 +72,8 @@ users, roles = table_of(User), table_of(UserRole)
 targets, holds = table_of(WPAllowedWorkers), table_of(KudosReservation)
 
 # Three samples and a statistic in one round trip: they are written together or not at all.
-_RECORD_SAMPLES = text("""
+_RECORD_SAMPLES = keep(
+    text("""
     WITH worker_sample AS (
         INSERT INTO worker_performances (worker_id, performance, generated_tokens, seconds, created)
         VALUES (:worker_id, :speed, :generated_tokens, :seconds, :now)
@@ -86,16 +88,19 @@ _RECORD_SAMPLES = text("""
     VALUES (:now, :start_time, :model, :max_length, :max_context_length, :softprompt, :prompt_length,
             :client_agent, :bridge_agent, CAST(:state AS textgenstate), CAST(:style_id AS uuid))
     """)
+)
 
 
 # The request's end and the end of its hold in one round trip.
-_FINISH_REQUEST = text("""
+_FINISH_REQUEST = keep(
+    text("""
     WITH finished AS (
         UPDATE waiting_prompts SET terminal_outcome = 'completed', terminal_recorded_at = :now
         WHERE id = :wp_id AND terminal_outcome IS NULL
     )
     UPDATE kudos_reservations SET active = false, released_at = :now WHERE business_id = :hold_id AND active
     """)
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,7 +324,7 @@ def _build_find_job() -> Select[Any]:
     )
 
 
-_FIND_JOB = _build_find_job()
+_FIND_JOB = keep(_build_find_job())
 
 
 def find_job(session: Session, job_id: UUID) -> JobFacts | None:
@@ -436,7 +441,7 @@ def settle_cancelled_job(
     return True
 
 
-_LIST_STREAMED_JOBS = (
+_LIST_STREAMED_JOBS = keep(
     select(jobs.c.id, jobs.c.fake)
     .join(requests, requests.c.id == jobs.c.wp_id)
     .where(
@@ -454,7 +459,7 @@ def list_streamed_jobs(session: Session, wp_id: UUID) -> list[tuple[UUID, bool]]
     return [(row.id, row.fake) for row in session.execute(_LIST_STREAMED_JOBS, {"wp_id": wp_id})]
 
 
-_CHARGE_REQUEST = (
+_CHARGE_REQUEST = keep(
     update(requests)
     .where(requests.c.id == bindparam("wp_id"))
     .values(
@@ -500,7 +505,7 @@ def _build_claim_of_pending_job(names: frozenset[str]) -> Update:
         .where(of_request, other.c.generation.is_(None), ~other.c.faulted)
         .scalar_subquery()
     )
-    return (
+    return keep(
         update(jobs)
         .where(jobs.c.id == bindparam("job_id"), jobs.c.generation.is_(None), ~jobs.c.faulted)
         .values({name: bindparam(f"new_{name}", type_=jobs.c[name].type) for name in names})

@@ -20,7 +20,6 @@ from sqlalchemy import (
     bindparam,
     cast,
     func,
-    insert,
     select,
     update,
 )
@@ -47,6 +46,7 @@ from horde.database.text_functions import TEXT_FAMILY, is_live
 from horde.database.users import Caller, charge_shared_key
 from horde.db import after_commit, insert_rows, table_of
 from horde.exceptions import NotFound, TooManyRequests
+from horde.hot_session import keep
 from horde.return_codes import ReturnCode
 
 DOWNGRADED_PRIORITY = -50
@@ -118,8 +118,8 @@ def _build_count_waiting(*, of_models: bool) -> Select[Any]:
     return select(func.coalesce(func.sum(counted.c.n), 0))
 
 
-_COUNT_WAITING = _build_count_waiting(of_models=False)
-_COUNT_WAITING_FOR_MODELS = _build_count_waiting(of_models=True)
+_COUNT_WAITING = keep(_build_count_waiting(of_models=False))
+_COUNT_WAITING_FOR_MODELS = keep(_build_count_waiting(of_models=True))
 
 
 def require_worker_ids(session: Session, worker_ids: Sequence[str]) -> tuple[UUID, ...]:
@@ -189,50 +189,55 @@ def insert_text_request(session: Session, wp_id: UUID, new: NewTextRequest, now:
     activation.
     """
     facts, content = new.facts, new.content
-    session.execute(
-        insert(requests),
-        {
-            "id": wp_id,
-            "wp_type": TEXT_FAMILY,
-            "prompt": content.prompt,
-            "submitted_prompt": content.submitted_prompt,
-            "user_id": facts.user_id,
-            "params": content.params,
-            "gen_payload": content.gen_payload,
-            "nsfw": facts.nsfw,
-            "ipaddr": new.ipaddr,
-            "safe_ip": True,
-            "trusted_workers": facts.trusted_workers,
-            "validated_backends": facts.validated_backends,
-            "slow_workers": facts.slow_workers,
-            "worker_blacklist": facts.worker_blacklist,
-            "faulted": False,
-            "active": False,
-            "kudos": new.quote,
-            "n": content.n,
-            "jobs": content.n,
-            "things": facts.max_length,
-            "total_usage": facts.max_length * content.n,
-            "webhook": content.webhook,
-            "softprompt": content.softprompt,
-            "extra_slow_workers": content.extra_slow_workers,
-            "disable_batching": content.disable_batching,
-            "client_agent": new.client_agent,
-            "sharedkey_id": new.sharedkey_id,
-            "style_id": content.style_id,
-            "proxied_account": content.proxied_account,
-            "expiry": now + REQUEST_TTL,
-            "created": now,
-            "queue_class": compute_queue_class(facts),
-            "max_length": facts.max_length,
-            "max_context_length": facts.max_context_length,
-            "is_chat": facts.is_chat,
-            **build_sent_columns(content.messages, content.chat_extras),
-            "context_adjustments": content.context_adjustments,
-            "chat_required_features": sorted(facts.required_features) if facts.is_chat else None,
-            "chat_conformance": content.conformance,
-            "chat_tools_temperature": facts.tools_temperature,
-        },
+    insert_rows(
+        session,
+        requests,
+        [
+            {
+                "id": wp_id,
+                "wp_type": TEXT_FAMILY,
+                "prompt": content.prompt,
+                "submitted_prompt": content.submitted_prompt,
+                "user_id": facts.user_id,
+                "params": content.params,
+                "gen_payload": content.gen_payload,
+                "nsfw": facts.nsfw,
+                "ipaddr": new.ipaddr,
+                "safe_ip": True,
+                "trusted_workers": facts.trusted_workers,
+                "validated_backends": facts.validated_backends,
+                "slow_workers": facts.slow_workers,
+                "worker_blacklist": facts.worker_blacklist,
+                "faulted": False,
+                "active": False,
+                "kudos": new.quote,
+                "n": content.n,
+                "jobs": content.n,
+                "things": facts.max_length,
+                "total_usage": facts.max_length * content.n,
+                "webhook": content.webhook,
+                "softprompt": content.softprompt,
+                "extra_slow_workers": content.extra_slow_workers,
+                "disable_batching": content.disable_batching,
+                "client_agent": new.client_agent,
+                "sharedkey_id": new.sharedkey_id,
+                "style_id": content.style_id,
+                "proxied_account": content.proxied_account,
+                "expiry": now + REQUEST_TTL,
+                "created": now,
+                "queue_class": compute_queue_class(facts),
+                "max_length": facts.max_length,
+                "max_context_length": facts.max_context_length,
+                "is_chat": facts.is_chat,
+                **build_sent_columns(content.messages, content.chat_extras),
+                "context_adjustments": content.context_adjustments,
+                "chat_required_features": sorted(facts.required_features)
+                if facts.is_chat
+                else None,
+                "chat_conformance": content.conformance,
+                "chat_tools_temperature": facts.tools_temperature,
+            }
+        ],
     )
     insert_rows(
         session, wanted_models, [{"wp_id": wp_id, "model": model} for model in facts.models]

@@ -24,6 +24,7 @@ from horde.database.text_functions import TEXT_FAMILY
 from horde.database.text_queue import get_queue_snapshot
 from horde.db import table_of
 from horde.exceptions import NotFound
+from horde.hot_session import keep
 from horde.return_codes import ReturnCode
 
 CSAM_METADATA = {"type": "censorship", "value": "csam"}
@@ -138,7 +139,7 @@ def _build_find_progress() -> Select[Any]:
     )
 
 
-_FIND_PROGRESS = _build_find_progress()
+_FIND_PROGRESS = keep(_build_find_progress())
 
 
 def require_request_progress(
@@ -246,15 +247,17 @@ def _build_list_jobs(*chat_columns: str) -> Select[Any]:
     )
 
 
-_LIST_TEXT_JOBS = _build_list_jobs()
-_LIST_CHAT_JOBS = _build_list_jobs(
-    "message",
-    "finish_reason",
-    "native_finish_reason",
-    "prompt_tokens",
-    "completion_tokens",
-    "reasoning_tokens",
-    "charge_basis",
+_LIST_TEXT_JOBS = keep(_build_list_jobs())
+_LIST_CHAT_JOBS = keep(
+    _build_list_jobs(
+        "message",
+        "finish_reason",
+        "native_finish_reason",
+        "prompt_tokens",
+        "completion_tokens",
+        "reasoning_tokens",
+        "charge_basis",
+    )
 )
 
 

@@ -59,6 +59,7 @@ from horde.classes.kobold.pricing import (
 )
 from horde.classes.kobold.worker import TextWorker
 from horde.db import WrittenJson, after_commit, table_of
+from horde.hot_session import keep
 from horde.json_text import survives_jsonb
 from horde.logger import get_logger
 from horde.redis_ctrl import RedisUnavailable
@@ -442,7 +443,7 @@ _IMAGE_URLS = func.jsonb_path_query_array(
     requests.c.messages, text("'$[*].content[*].image_url.url'")
 ).label("image_urls")
 
-_ACTIVATE = (
+_ACTIVATE = keep(
     update(requests)
     .where(
         requests.c.id == bindparam("wp_id"),
