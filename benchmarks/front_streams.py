@@ -233,7 +233,7 @@ def pick(ordered: Sequence[float], share: float) -> float:
 def measure_completions(redis_url: str, count: int, folder: Path) -> CompletionRow:
     """The same jobs through the API alone and through a front before it, in turn."""
     with own_database(os.environ["DATABASE_URL"]) as environment:
-        owner = make_account(environment, "bench-owner")
+        owner = make_account(environment, "bench-owner", "--trusted")
         payer = make_account(environment, "bench-payer", "--kudos", str(FUNDS))
         with running_api(environment, folder / "api.log", processes=1, threads=8) as api:
             native_url = f"http://127.0.0.1:{api.port}/api"

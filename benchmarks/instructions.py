@@ -70,7 +70,7 @@ def read_dumps(folder: Path, calls: int) -> dict[str, float]:
 
 def count_instructions(environment: Mapping[str, str], calls: int) -> dict[str, float]:
     """Millions of instructions a call of each route, and of a whole job of each family."""
-    owner = make_account(environment, "bench-owner")
+    owner = make_account(environment, "bench-owner", "--trusted")
     payer = make_account(environment, "bench-payer", "--kudos", "1000000000")
     keys = {"BENCH_PAYER_KEY": payer.api_key, "BENCH_OWNER_KEY": owner.api_key}
     module = [sys.executable, "-m", "benchmarks.instructions"]

@@ -151,7 +151,7 @@ def main() -> None:
     parser.add_argument("--log", default="/dev/null", help="where the application's log goes")
     arguments = parser.parse_args()
     with own_database(os.environ["DATABASE_URL"]) as environment:
-        owner = make_account(environment, "bench-owner")
+        owner = make_account(environment, "bench-owner", "--trusted")
         payer = make_account(environment, "bench-payer", "--kudos", "1000000000")
         os.environ.update(environment)
         client, worker = build_callers(payer.api_key, owner.api_key, arguments.log)

@@ -436,7 +436,7 @@ def main(words: Sequence[str]) -> None:
         own_database(os.environ["DATABASE_URL"]) as environment,
         tempfile.TemporaryDirectory() as folder,
     ):
-        owner = make_account(environment, "bench-owner")
+        owner = make_account(environment, "bench-owner", "--trusted")
         payer = make_account(environment, "bench-payer", "--kudos", str(FUNDS))
         log = Path(folder) / "api.log"
         environment["HORDE_LOG_FORMAT"] = "json"

@@ -347,7 +347,7 @@ def main(words: Sequence[str]) -> None:
         tempfile.TemporaryDirectory() as folder,
     ):
         # untrusted, so that requests for trusted workers pass it by.
-        owner = make_account(environment, "bench-owner")
+        owner = make_account(environment, "bench-owner", "--trusted")
         payer, stranger = (
             make_account(environment, name, "--kudos", str(FUNDS))
             for name in ("bench-payer", "bench-stranger")
