@@ -219,12 +219,16 @@ class HotSession:
         return nested
 
     def commit(self) -> None:
-        """Make what was done real."""
+        """Make what was done real. Raises RuntimeError where a statement of it had failed: Postgres
+        answers such a commit with a rollback, which the driver takes for a success.
+        """
         if self._session is not None:
             self._session.flush()
         if self._is_open:
-            self._say("COMMIT")
+            outcome = self._say("COMMIT")
             self._is_open = False
+            if outcome != "COMMIT":
+                raise RuntimeError("a statement had failed, so nothing was committed")
 
     def rollback(self) -> None:
         """Undo what was done."""
@@ -287,8 +291,11 @@ class HotSession:
         cursor.close()
         return rows
 
-    def _say(self, word: str) -> None:
-        self._run(self._require_connection(), word, None).close()
+    def _say(self, word: str) -> str:
+        """What the server calls what it did."""
+        cursor = self._run(self._require_connection(), word, None)
+        cursor.close()
+        return str(cursor.statusmessage)
 
     def _run(self, connection: Connection, text: str, parameters: dict[str, Any] | None) -> Any:
         """The cursor of a statement that was sent; failures are those of SQLAlchemy."""

@@ -4,6 +4,7 @@ the same failures.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 from uuid import UUID, uuid4
@@ -168,6 +169,21 @@ def test_whatever_fails_the_transaction_leaves_nothing(request_id: UUID, failing
     errors = {"kept": ProgrammingError, "own": ValueError}
     with pytest.raises(errors.get(failing, IntegrityError)):
         change_and_fail()
+    with transaction() as session:
+        assert session.execute(READ_REQUEST, {"id": request_id}).one().n == 3
+
+
+def test_a_transaction_with_a_failed_statement_is_never_taken_for_committed(
+    request_id: UUID,
+) -> None:
+    def change_and_go_on() -> None:
+        with transaction() as session:
+            session.execute(SET_N, {"wp_id": request_id, "new_n": 1})
+            with suppress(ProgrammingError):
+                session.execute(keep(text("SELECT nothing FROM nowhere")))
+
+    with pytest.raises(RuntimeError):
+        change_and_go_on()
     with transaction() as session:
         assert session.execute(READ_REQUEST, {"id": request_id}).one().n == 3
 
