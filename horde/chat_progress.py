@@ -113,6 +113,7 @@ class AppendResult:
     renewal: LeaseRenewal | None = None
     job_ttl: int = 0  # the lease in seconds as it is now
     previous_ttl: int = 0  # and as it was before the post
+    age_seconds: float = field(default=0.0, compare=False)  # of the job; it differs each time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,8 +228,7 @@ def delete_stream_lease(generation_id: UUID) -> None:
 
 # KEYS: the lease. ARGV: key, seq, content, reasoning, size of both, now, generation, base lease in
 # seconds. Returns {outcome, last accepted seq, cancelled, fake, trusted, renewal, job_ttl, job_ttl
-# before
-# the post}.
+# before the post, age of the job in milliseconds}.
 APPEND_PROGRESS_SCRIPT: Final = f"""
 local names = {{'request', 'key', 'seq', 'content', 'reasoning', 'bytes', 'max_bytes', 'fake', 'cancelled', 'started',
     'job_ttl', 'lease_cap', 'trusted', 'worker', 'model'}}
@@ -251,7 +251,7 @@ if is_fake and not is_cancelled and age > ttl + {STALE_JOBS_PERIOD_SECONDS} then
 
 local function answer(outcome, accepted, renewal)
     return {{outcome, accepted, is_cancelled and 1 or 0, is_fake and 1 or 0, lease.trusted == '1' and 1 or 0, renewal, ttl,
-        previous_ttl}}
+        previous_ttl, math.floor(age * 1000)}}
 end
 
 if seq == last and last > 0 and lease.content == ARGV[3] and lease.reasoning == ARGV[4] then
@@ -326,7 +326,7 @@ def append_progress(
     outcome = PostOutcome(answer[0])
     if len(answer) == 1:
         return AppendResult(outcome=outcome)
-    _, seq, is_cancelled, is_fake, is_trusted, renewal, job_ttl, previous_ttl = answer
+    _, seq, is_cancelled, is_fake, is_trusted, renewal, job_ttl, previous_ttl, age = answer
     return AppendResult(
         outcome=outcome,
         seq=seq,
@@ -336,6 +336,7 @@ def append_progress(
         renewal=LeaseRenewal(renewal) if renewal else None,
         job_ttl=job_ttl,
         previous_ttl=previous_ttl,
+        age_seconds=age / 1000,
     )
 
 

@@ -23,7 +23,7 @@ import boto3
 from botocore.config import Config as ClientConfig
 from botocore.exceptions import BotoCoreError, ClientError
 
-from horde import metrics
+from horde import metrics, tally
 from horde.chat.stored_objects import CHAT_MESSAGES_SUFFIX
 from horde.circuit_breaker import CircuitBreaker
 from horde.config import Config
@@ -317,6 +317,7 @@ def _note_failure(operation: str, outcome: str, *, error_code: str) -> None:
 
 
 def _count_failures(operation: str, outcome: str, count: int = 1) -> None:
+    tally.count(tally.STORE_FAILED, count)
     metrics.store_failures.add(count, {"horde.operation": operation, "horde.outcome": outcome})
 
 

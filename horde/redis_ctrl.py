@@ -18,7 +18,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import OutOfMemoryError, ReadOnlyError, RedisError, ResponseError
 from redis.retry import Retry
 
-from horde import metrics
+from horde import metrics, tally
 from horde.circuit_breaker import CircuitBreaker
 from horde.config import CHAT_SIGNAL_DATABASE, Config, build_redis_url
 from horde.logger import get_logger
@@ -290,4 +290,5 @@ def _listen_once(
 
 
 def _count_failure(database: int, outcome: str) -> None:
+    tally.count(tally.REDIS_FAILED)
     metrics.redis_failures.add(1, {"horde.purpose": _PURPOSES[database], "horde.outcome": outcome})

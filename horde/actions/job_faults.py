@@ -6,8 +6,9 @@ from uuid import UUID
 
 from sqlalchemy.orm import Session
 
-from horde import metrics
+from horde import metrics, tally
 from horde.chat_signal import ChatEvent, publish_chat_event
+from horde.classes.kobold.chat_request import CHAT_WORKER_FAULT_MESSAGES
 from horde.classes.kobold.processing_generation import (
     GateShadowOutcome,
     build_gate_shadow_attributes,
@@ -39,8 +40,16 @@ def fault(job: JobFacts, *, is_raid: bool, now: datetime, fault_reason: str | No
     if ended is not None and ended.is_completed:
         raise build_lost_refusal(ended)
     if outcome.is_applied and not outcome.is_fake:
+        tally.count_fault(job.worker_id, name_fault_reason(fault_reason))
         _report_fault(job, outcome)
     return 0.0
+
+
+def name_fault_reason(fault_reason: str | None) -> str:
+    """The reason when it is a known one; `none` without one, `unknown` for a worker's own words."""
+    if fault_reason is None:
+        return tally.NO_REASON
+    return fault_reason if fault_reason in CHAT_WORKER_FAULT_MESSAGES else "unknown"
 
 
 def build_lost_refusal(job: JobFacts) -> BadRequest:

@@ -5,6 +5,7 @@ Source: docs/reference/background-jobs.md.
 """
 
 from horde import clock
+from horde.actions.dashboard import measure_horde, store_tally
 from horde.actions.statistics import compile_text_stats
 from horde.config import Config
 from horde.database import threads
@@ -19,6 +20,8 @@ def list_jobs(config: Config) -> list[PeriodicJob]:
         *threads.list_jobs(config),
         PeriodicJob("monthly_kudos", 3600.0, pay_monthly_kudos),
         PeriodicJob("text_stats", 10.0, compile_text_stats),
+        PeriodicJob("tally", 15.0, store_tally, leader_only=False),
+        PeriodicJob("figures", 30.0, measure_horde),
     ]
 
 

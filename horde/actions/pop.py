@@ -15,7 +15,7 @@ from uuid import UUID
 from horde_sdk.worker.chat_declaration import ChatImageTransport
 from sqlalchemy.orm import Session
 
-from horde import metrics, r2
+from horde import metrics, r2, tally
 from horde.actions.job_faults import UNREADABLE_INPUT, give_back_unreadable
 from horde.actions.new_workers import (
     build_worker,
@@ -401,8 +401,10 @@ def write_jobs(
 
 def _record_queue_wait(request: TextWaitingPrompt, now: datetime) -> None:
     registered = "anonymous" if request.user_id == 0 else "registered"
+    waited_seconds = max(0.0, (now - request.created).total_seconds())
+    tally.count_seconds(tally.WAIT, waited_seconds)
     metrics.text_queue_wait_seconds.record(
-        max(0.0, (now - request.created).total_seconds()),
+        waited_seconds,
         {
             "horde.requester": "shared_key" if request.sharedkey_id else registered,
             "horde.chat": request.is_chat,

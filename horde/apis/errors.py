@@ -9,6 +9,7 @@ from flask import Flask, request
 from flask_restx import Api
 from werkzeug.exceptions import HTTPException
 
+from horde import tally
 from horde.exceptions import HordeError
 from horde.logger import build_failure_fields, get_logger
 from horde.remedies import add_remedy
@@ -42,6 +43,7 @@ def answer_horde_error(error: HordeError) -> Answer:
 
     The message says what to do as well.
     """
+    tally.count(f"{tally.REFUSED}{error.rc or error.status}")
     code = {} if error.rc is None else {"rc": str(error.rc)}
     return (
         {"message": add_remedy(error.message, error.rc), **code, **error.extra},
@@ -57,6 +59,7 @@ def answer_http_exception(error: HTTPException) -> Answer:
     served.
     """
     status = error.code or 500
+    tally.count(f"{tally.REFUSED}{status}")
     if status >= 500 and not hasattr(error, "data"):
         return {"message": error.name}, status, {}
     body: dict[str, Any] = {"message": error.description or error.name}

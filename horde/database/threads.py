@@ -14,7 +14,7 @@ from uuid import UUID
 from sqlalchemy import ColumnElement, and_, delete, func, or_, select, update
 from sqlalchemy.orm import Session
 
-from horde import chat_signal, clock, metrics, model_reference
+from horde import chat_signal, clock, metrics, model_reference, tally
 from horde.chat_progress import STALE_JOBS_PERIOD_SECONDS
 from horde.chat_signal import ChatEvent
 from horde.classes.base.kudos import upfront_hold_id
@@ -183,6 +183,7 @@ def _abort_stale_job(job_id: UUID) -> bool:
 
 
 def _count_stale_abort(job: JobFacts) -> None:
+    tally.count_fault(job.worker_id, tally.ABORTED)
     metrics.text_stale_aborts.add(
         1, {"horde.worker_trusted": job.worker_owner_trusted, "horde.chat": job.is_chat}
     )

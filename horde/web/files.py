@@ -14,6 +14,7 @@ KINDS: Final[Mapping[str, str]] = MappingProxyType(
         ".html": "text/html; charset=utf-8",
         ".css": "text/css; charset=utf-8",
         ".js": "text/javascript; charset=utf-8",
+        ".txt": "text/plain; charset=utf-8",
     }
 )
 POLICY: Final = "; ".join(

@@ -15,8 +15,8 @@ from horde_sdk.worker.chat_declaration import ChatFinishReason
 from pydantic import Field
 from sqlalchemy.orm import Session
 
-from horde import metrics
-from horde.actions.job_faults import build_lost_refusal
+from horde import metrics, tally
+from horde.actions.job_faults import build_lost_refusal, name_fault_reason
 from horde.apis.requests import get_config
 from horde.chat.reply_rules import explain_cut_reply
 from horde.chat.wire import Reply
@@ -24,7 +24,6 @@ from horde.chat_signal import ChatEvent, publish_chat_event
 from horde.classes.base.suspicion import Suspicion
 from horde.classes.base.worker import is_backend_validated
 from horde.classes.kobold.chat_request import (
-    CHAT_WORKER_FAULT_MESSAGES,
     ChatSubmission,
     SubmissionState,
     chat_reply_finish_reason,
@@ -292,6 +291,8 @@ def build_webhook_body(
 
 
 def _count_stored(job: JobFacts, submitted: Submitted, now: datetime) -> None:
+    tally.count(tally.DONE)
+    tally.count(tally.TOKENS, submitted.generated_tokens)
     has_calls = bool((submitted.columns.get("message") or {}).get("tool_calls"))
     if submitted.columns["generation"] == "" and not has_calls:
         label = job.model if is_known_text_model(job.model) else "other"
@@ -309,10 +310,10 @@ def count_worker_fault(fault_reason: str | None, job: JobFacts) -> None:
     """Count a faulted chat submit by the reason sent; a worker's own words are never an
     attribute.
     """
-    known: dict[str | None, str] = {None: "none"}
-    reason = (known | {reason: reason for reason in CHAT_WORKER_FAULT_MESSAGES}).get(
-        fault_reason, "unknown"
-    )
     metrics.chat_worker_faults.add(
-        1, {"horde.reason": reason, "horde.worker_trusted": job.worker_owner_trusted}
+        1,
+        {
+            "horde.reason": name_fault_reason(fault_reason),
+            "horde.worker_trusted": job.worker_owner_trusted,
+        },
     )

@@ -16,6 +16,7 @@ from flask_restx import Api, Namespace, Resource
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from horde import tally
 from horde.actions.job_faults import build_lost_refusal, fault
 from horde.actions.pop import Pop, pop_text_jobs
 from horde.apis.models import kobold as shapes
@@ -602,6 +603,8 @@ class TextJobProgress(Resource):
         if appended.outcome is PostOutcome.WRONG_KEY:
             count_refused_progress()
         posting.check_accepted(appended, post)
+        if post.seq == 1 and not appended.is_fake:
+            tally.count_seconds(tally.FIRST_TOKEN, appended.age_seconds)
         is_cancelled = posting.renew_lease(appended, post)
         return {"accepted_seq": appended.seq, "cancelled": is_cancelled}
 

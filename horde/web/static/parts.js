@@ -54,6 +54,31 @@ export function formatSeconds(seconds) {
   return seconds < 129600 ? `${Math.round(seconds / 3600)} h` : `${Math.round(seconds / 86400)} days`;
 }
 
+export function formatBytes(bytes) {
+  const units = ["B", "KB", "MB", "GB", "TB"];
+  const step = bytes > 0 ? Math.min(units.length - 1, Math.floor(Math.log10(bytes) / 3)) : 0;
+  return `${formatNumber(bytes / 1000 ** step, step ? 1 : 0)} ${units[step]}`;
+}
+
+// The first press asks by the button's own words, the second acts; anything else takes it back.
+export function confirmTwice(button, question, act) {
+  const words = button.textContent;
+  const reset = () => {
+    button.textContent = words;
+    delete button.dataset.asked;
+  };
+  button.addEventListener("blur", reset);
+  button.addEventListener("click", () => {
+    if (button.dataset.asked) {
+      reset();
+      act();
+    } else {
+      button.dataset.asked = "yes";
+      button.textContent = question;
+    }
+  });
+}
+
 export class Refusal extends Error {}
 
 // JSON of the API, asked with a key in a header.
@@ -66,7 +91,10 @@ export async function ask(path, key, { method = "GET", body } = {}) {
     throw new Refusal("The server cannot be reached.");
   }
   const answer = await response.json().catch(() => ({}));
-  if (!response.ok) throw new Refusal(answer.message ?? `The server answered ${response.status}.`);
+  if (!response.ok) {
+    const details = Object.entries(answer.errors ?? {}).map(([name, problem]) => `${name}: ${problem}`);
+    throw new Refusal([answer.message ?? `The server answered ${response.status}.`, ...details].join(" "));
+  }
   return answer;
 }
 
