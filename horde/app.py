@@ -29,6 +29,7 @@ from horde.apis.responses import (
 from horde.apis.v2 import (
     base,
     documents,
+    evidence,
     filters,
     heartbeat,
     kobold,
@@ -60,6 +61,7 @@ RESOURCE_MODULES: tuple[ModuleType, ...] = (
     kudos,
     filters,
     operations,
+    evidence,
     stats,
     documents,
     site,

@@ -323,6 +323,9 @@ class Config:
     chat_messages_bucket: Annotated[
         Bucket, named("R2_CHAT_MESSAGES_BUCKET", "R2_SOURCE_IMAGE_BUCKET")
     ] = "stable-horde-source-images"
+    evidence_bucket: Annotated[Bucket, named("R2_EVIDENCE_BUCKET", "R2_SOURCE_IMAGE_BUCKET")] = (
+        "stable-horde-source-images"
+    )
     # Connections a process keeps. Of the library's 0, any number, the database would run out.
     db_pool_size: Annotated[int, within(1, 1000), named("SQLALCHEMY_POOL_SIZE")] = 15
     db_max_overflow: Annotated[int, within(0, 1000), named("SQLALCHEMY_MAX_OVERFLOW")] = 5
@@ -432,6 +435,19 @@ class Config:
     rejection_timeout_threshold: Annotated[
         int, within(0, 1_000_000), named("HORDE_MODEL_REJECTION_TIMEOUT_THRESHOLD")
     ] = 5
+
+    # Refused prompts of an address within an hour whose text is kept; 0 keeps no text.
+    evidence_texts_an_hour: Annotated[
+        int, within(0, 1_000_000), named("HORDE_MODERATION_TEXTS_PER_HOUR")
+    ] = 5
+    # Days until the text, the address, and whatever else names somebody leave an event.
+    evidence_text_days: Annotated[
+        int, within(0, 3650), named("HORDE_MODERATION_TEXT_RETENTION_DAYS")
+    ] = 365
+    evidence_address_days: Annotated[
+        int, within(0, 3650), named("HORDE_MODERATION_ADDRESS_RETENTION_DAYS")
+    ] = 30
+    evidence_days: Annotated[int, within(0, 3650), named("HORDE_MODERATION_RETENTION_DAYS")] = 365
 
     # sign-in
     oidc_issuer: Annotated[WebAddress, named("HORDE_OIDC_ISSUER")] = ""

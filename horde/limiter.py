@@ -194,6 +194,11 @@ def _key_key() -> str:
     return f"{hashlib.sha256(api_key.encode()).hexdigest()} {request.method} {request.path}"
 
 
+def _key_alone() -> str:
+    """Key and method, whatever stands in the path."""
+    return _key_key().removesuffix(f" {request.path}")
+
+
 def _is_whitelisted() -> bool:
     limits = _get_limits()
     return limits.whitelist.holds(limits.get_address())
@@ -366,6 +371,8 @@ limit_style_create = _limit(("20/hour", _path_key), ("2/second", _path_key))
 limit_style_change = _limit(("90/minute", _path_key), ("2/second", _path_key))
 limit_sharedkey_create = _limit(("5/minute", _path_key))
 limit_modes = _limit(("30/minute", _path_key))
+limit_evidence_read = _limit(("120/minute", _key_alone))
+limit_evidence_note = _limit(("30/minute", _key_alone))
 
 
 def _count_by_default() -> None:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 JPEG_TYPE = "image/jpeg"
+EVIDENCE_SUFFIX = "_evidence.json"
 
 CONNECT_SECONDS = 2.0
 # Of silence, not of the whole answer: a put is answered when the store has written 36 MiB.
@@ -107,11 +108,19 @@ def is_left_alone() -> bool:
 def get_bucket(key: str) -> str:
     """The bucket an object lies in, by its key's ending."""
     config = _require_config()
+    if key.endswith(EVIDENCE_SUFFIX):
+        return config.evidence_bucket
     return (
         config.chat_messages_bucket
         if key.endswith(CHAT_MESSAGES_SUFFIX)
         else config.source_image_bucket
     )
+
+
+def list_buckets() -> list[str]:
+    """Every bucket of the settings."""
+    config = _require_config()
+    return sorted({config.source_image_bucket, config.chat_messages_bucket, config.evidence_bucket})
 
 
 def put_object(
@@ -151,6 +160,13 @@ def upload_chat_messages(key: str, body: bytes | bytearray, *, is_gzipped: bool)
         content_encoding="gzip" if is_gzipped else None,
         cache_control="no-transform",
     )
+
+
+def upload_evidence(key: str, body: bytes) -> None:
+    """Store the text of evidence as a JSON document, which is for the horde alone. Raises
+    StoreUnavailable.
+    """
+    put_object(key, body, content_type="application/json", cache_control="private, no-store")
 
 
 def get_object(key: str) -> bytes:
@@ -196,8 +212,7 @@ def delete_objects(keys: Sequence[str]) -> list[str]:
 
 def check_buckets() -> None:
     """Raise StoreUnavailable unless every bucket of the settings is there and may be read."""
-    config = _require_config()
-    for bucket in sorted({config.source_image_bucket, config.chat_messages_bucket}):
+    for bucket in list_buckets():
         with _calling("list"):
             _get_client().list_objects_v2(Bucket=bucket, MaxKeys=1)
 
@@ -208,8 +223,7 @@ def list_objects() -> Iterator[tuple[str, str]]:
 
     A bucket that was not made yet holds nothing: stores make it with the first object.
     """
-    config = _require_config()
-    for bucket in sorted({config.source_image_bucket, config.chat_messages_bucket}):
+    for bucket in list_buckets():
         token: dict[str, Any] = {}
         while True:
             try:

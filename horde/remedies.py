@@ -119,6 +119,19 @@ REMEDIES: Final[Mapping[ReturnCode, str]] = MappingProxyType(
         ReturnCode.IDEMPOTENCY_KEY_CONFLICT: "Send another key with a new gift.",
         ReturnCode.INVALID_AWARD_USERNAME: "Write it as name#id.",
         ReturnCode.KUDOS_AWARD_TO_ANON: "Choose another account.",
+        ReturnCode.INVALID_OPERATIONS_LIMIT: "Send a number from 1 to 100.",
+        ReturnCode.INVALID_OPERATIONS_CURSOR: "Send the id of the last event you have.",
+        ReturnCode.INVALID_MODERATION_TIME_RANGE: (
+            "Write moments as 2026-01-31T12:00:00Z, the earlier one in 'since'."
+        ),
+        ReturnCode.INVALID_MODERATION_ADDRESS_FILTER: (
+            "Send an address in 'ipaddr', or the key of an event in 'ip_subject_key'."
+        ),
+        ReturnCode.INVALID_MODERATION_EVENT_ID: "Send the number of an event.",
+        ReturnCode.INVALID_MODERATION_NOTE: "Send 1 to 2000 characters.",
+        ReturnCode.MODERATION_EVENT_NOT_FOUND: (
+            "The events are listed at /api/v2/operations/moderation/prompts."
+        ),
         ReturnCode.FILTER_NOT_FOUND: "The filters are listed at /api/v2/filters.",
         ReturnCode.NO_FILTER_MOD_SELECTED: "Send at least one change.",
         ReturnCode.USER_NOT_FOUND: "Check the id or the key.",

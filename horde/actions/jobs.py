@@ -4,8 +4,11 @@
 Source: docs/reference/background-jobs.md.
 """
 
+from functools import partial
+
 from horde import clock
 from horde.actions.dashboard import measure_horde, store_tally
+from horde.actions.evidence import expire_evidence, store_evidence
 from horde.actions.statistics import compile_text_stats
 from horde.config import Config
 from horde.database import threads
@@ -22,6 +25,8 @@ def list_jobs(config: Config) -> list[PeriodicJob]:
         PeriodicJob("text_stats", 10.0, compile_text_stats),
         PeriodicJob("tally", 15.0, store_tally, leader_only=False),
         PeriodicJob("figures", 30.0, measure_horde),
+        PeriodicJob("evidence", 5.0, store_evidence),
+        PeriodicJob("evidence_expiry", 60.0, partial(expire_evidence, config)),
     ]
 
 

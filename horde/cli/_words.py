@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from pydantic import BaseModel
 
-from horde import redis_ctrl
+from horde import r2, redis_ctrl
 from horde.cli._operating import run_on_database
 from horde.config import Config
 from horde.database import users
@@ -31,18 +31,21 @@ def add_reason_option(*parsers: argparse.ArgumentParser) -> None:
         parser.add_argument("--reason", metavar="TEXT", help="why; kept in the list of acts")
 
 
-def run_word(command: str, args: argparse.Namespace, act: Callable[[], Found]) -> int:
+def run_word(
+    command: str, args: argparse.Namespace, act: Callable[[], Found], *, uses_keys: bool = False
+) -> int:
     """Connect, act as the operator, and print what came of it; the exit code."""
 
     def work(config: Config) -> int:
         # Running servers learn of a change through it; without it within seconds.
         redis_ctrl.connect(config)
+        r2.connect(config)
         users.configure(config)
         found = act()
         print(json.dumps(found) if args.json else describe(found))
         return 0
 
-    return run_on_database(command, work, refused_code=EXIT_REFUSED)
+    return run_on_database(command, work, refused_code=EXIT_REFUSED, uses_keys=uses_keys)
 
 
 def to_facts(answer: BaseModel) -> Facts:

@@ -29,6 +29,7 @@ COMMANDS = {
     "kudos": "audit the kudos ledger, and move kudos between accounts",
     "block": "refuse addresses and networks",
     "filter": "keep the rules for prompts",
+    "evidence": "read prompts that were refused or reported, and note things on them",
     "mode": "show or set the switches of the whole horde",
     "acts": "list what moderators and operators did",
     "store": "audit the object store",

@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 from horde.classes.base.processing_generation import ProcessingGeneration
 from horde.classes.base.user import WIPED, User, UserSharedKey
 from horde.classes.base.worker import Worker
+from horde.database.evidence import erase_evidence_of
 from horde.database.sharedkeys import delete_shared_key
 from horde.database.users import announce_change
 from horde.database.workers import announce_owner_change
@@ -34,6 +35,7 @@ def wipe_account(session: Session, user_id: int, now: datetime) -> bool:
         select(UserSharedKey.id).where(UserSharedKey.user_id == user_id)
     ).all():
         delete_shared_key(session, sharedkey_id, now)
+    erase_evidence_of(session, user_id, now)
     _delete_workers(session, user_id)
     wiped = session.execute(
         update(User)

@@ -343,6 +343,13 @@ def count_address_rejection(address: str) -> int:
     return _count(f"rejections:{build_ip_subject(address)}", REJECTION_SECONDS)
 
 
+def count_reported_prompt(address: str) -> int:
+    """How many prompts from an address its workers reported within the hour, with this one; 0
+    without Redis.
+    """
+    return _count(f"reports:{build_ip_subject(address)}", REJECTION_SECONDS)
+
+
 def count_proxied_rejection(user_id: int) -> int:
     """How many prompts that a service sent for others were refused within the hour, with this one;
     0 without Redis.

@@ -8,7 +8,8 @@ can take for ever. Source: docs/explanation/countermeasures.md.
 import json
 import time
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -17,6 +18,7 @@ import regex
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from horde.classes.base.moderation import ModerationReason
 from horde.classes.base.stats import Filter
 from horde.database.caches import TimedCache
 from horde.exceptions import BadRequest
@@ -72,6 +74,36 @@ class Rule:
     def matches(self, text: str, seconds: float) -> bool:
         """Whether any part of the text matches. Raises TimeoutError."""
         return self.pattern.search(text, timeout=seconds) is not None
+
+
+class PromptRejected(BadRequest):
+    """A prompt of which nothing may be served. It carries the text in its stages, for whoever keeps
+    evidence; the text is in no message.
+    """
+
+    def __init__(
+        self, refused: BadRequest, prompts: Mapping[str, str | None], reason: ModerationReason
+    ) -> None:
+        super().__init__(refused.message, ReturnCode.CORRUPT_PROMPT)
+        self.prompts, self.reason = prompts, reason
+
+
+@contextmanager
+def telling_what_was_judged(
+    *, submitted: str, judged: str, models: Sequence[str]
+) -> Iterator[None]:
+    """Let a refusal of the prompt within the block carry the prompt."""
+    try:
+        yield
+    except BadRequest as refused:
+        if refused.rc is not ReturnCode.CORRUPT_PROMPT:
+            raise
+        is_for_model = any(is_nsfw(model) for model in models)
+        raise PromptRejected(
+            refused,
+            {"submitted": submitted, "moderation": judged, "effective": None},
+            ModerationReason.MODEL_REJECTION if is_for_model else ModerationReason.FILTER_REJECTION,
+        ) from refused
 
 
 class ScreeningBudget:

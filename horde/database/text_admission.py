@@ -32,9 +32,13 @@ _IS_BOUND_TO_STYLE = text("SELECT EXISTS (SELECT 1 FROM styles WHERE sharedkey_i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submitter:
-    """The account a request runs and pays as; with a shared key it is the key's owner."""
+    """The account a request runs and pays as; with a shared key it is the key's owner.
+
+    `sender` is whose key came with it, where somebody else pays.
+    """
 
     caller: Caller
+    sender: Caller | None = None
     sharedkey: SharedKeyFacts | None = None
     is_sharedkey_of_style: bool = False  # its author decided about it, so it has no limit for a job
     is_downgraded: bool = False  # queued behind everybody, because a shared key did not cover it
@@ -43,6 +47,16 @@ class Submitter:
     def sharedkey_id(self) -> UUID | None:
         """The shared key that is charged along."""
         return None if self.sharedkey is None else self.sharedkey.id
+
+    @property
+    def is_flagged(self) -> bool:
+        """Whether who sends it or who pays is held back: nobody gets rid of a flag by a style."""
+        return self.caller.is_flagged or (self.sender is not None and self.sender.is_flagged)
+
+    @property
+    def is_deleted(self) -> bool:
+        """Whether who sends it or who pays is scheduled for deletion."""
+        return self.caller.is_deleted or (self.sender is not None and self.sender.is_deleted)
 
     @property
     def kind(self) -> str:
@@ -72,20 +86,21 @@ def require_submitter(
     style_sharedkey_id: UUID | None = None,
     now: datetime,
 ) -> Submitter:
-    """The account behind a key on a generate route, or behind the shared key of a style.
+    """The account behind a key on a generate route, or behind the shared key of a style, which pays
+    for whoever sends it.
 
     An empty shared key is refused, or with `allow_downgrade` asks as Anonymous, behind everybody.
     A style's key that is empty or expired leaves the request to whoever sent it. Raises Forbidden
     for a shared key that may not be used, Unauthorized for an unknown key.
     """
+    caller = find_generate_caller(session, api_key)
+    if caller is None:
+        raise Unauthorized(UNKNOWN_KEY, ReturnCode.INVALID_API_KEY)
     if style_sharedkey_id is not None:
         payer = find_generate_caller(session, str(style_sharedkey_id))
         key = None if payer is None else payer.sharedkey
         if payer is not None and key is not None and not (key.is_empty or key.is_expired(now)):
-            return Submitter(caller=payer, sharedkey=key, is_sharedkey_of_style=True)
-    caller = find_generate_caller(session, api_key)
-    if caller is None:
-        raise Unauthorized(UNKNOWN_KEY, ReturnCode.INVALID_API_KEY)
+            return Submitter(caller=payer, sender=caller, sharedkey=key, is_sharedkey_of_style=True)
     submitter = Submitter(caller=caller, sharedkey=caller.sharedkey)
     if caller.sharedkey is not None:
         submitter = _require_usable_sharedkey(
@@ -106,7 +121,7 @@ def _require_usable_sharedkey(
         anonymous = find_account(session, ANONYMOUS_ID) if allow_downgrade else None
         if anonymous is None:
             raise Forbidden("This shared key has run out of kudos.", ReturnCode.SHARED_KEY_EMPTY)
-        return Submitter(caller=anonymous, is_downgraded=True)
+        return Submitter(caller=anonymous, sender=submitter.caller, is_downgraded=True)
     if sharedkey.is_expired(now):
         raise Forbidden("This shared key has expired.", ReturnCode.SHARED_KEY_EXPIRED)
     if session.scalar(_IS_BOUND_TO_STYLE, {"sharedkey_id": sharedkey.id}):

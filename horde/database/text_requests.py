@@ -91,6 +91,17 @@ class NewTextRequest:
     ipaddr: str
     client_agent: str
     sharedkey_id: UUID | None = None
+    sender: Caller | None = None  # where it is not the account that pays
+
+    @property
+    def sender_columns(self) -> dict[str, Any]:
+        """Who sent it, as it is stored."""
+        sender = self.sender
+        sharedkey = None if sender is None else sender.sharedkey
+        return {
+            "sender_id": None if sender is None else sender.id,
+            "sender_sharedkey_id": None if sharedkey is None else sharedkey.id,
+        }
 
 
 requests, wanted_models, targets = (
@@ -221,6 +232,7 @@ def insert_text_request(session: Session, wp_id: UUID, new: NewTextRequest, now:
                 "disable_batching": content.disable_batching,
                 "client_agent": new.client_agent,
                 "sharedkey_id": new.sharedkey_id,
+                **new.sender_columns,
                 "style_id": content.style_id,
                 "proxied_account": content.proxied_account,
                 "expiry": now + REQUEST_TTL,

@@ -42,13 +42,19 @@ class SentTextRequest:
 
     user_id: int
     sharedkey_id: UUID | None
+    sender_id: int | None
+    sender_sharedkey_id: UUID | None
     body: dict[str, Any]
 
     def is_from(self, caller: Caller) -> bool:
-        """Whether this key sent it, or is its owner's own key where a shared key did."""
-        if caller.id != self.user_id:
+        """Whether this key sent it, or is its owner's own key where a shared key did or paid."""
+        is_paid_by_others = self.sender_id is not None
+        sharedkey_id = self.sender_sharedkey_id if is_paid_by_others else self.sharedkey_id
+        if caller.sharedkey is not None and caller.sharedkey.id != sharedkey_id:
             return False
-        return caller.sharedkey is None or caller.sharedkey.id == self.sharedkey_id
+        if caller.id == (self.sender_id if is_paid_by_others else self.user_id):
+            return True
+        return caller.id == self.user_id and caller.sharedkey is None
 
 
 def _build_find_sent() -> Select[Any]:
@@ -65,6 +71,8 @@ def _build_find_sent() -> Select[Any]:
     return select(
         requests.c.user_id,
         requests.c.sharedkey_id,
+        requests.c.sender_id,
+        requests.c.sender_sharedkey_id,
         requests.c.submitted_prompt,
         *(requests.c[name] for name in _KEPT_AS_SENT),
         models.label("models"),
@@ -97,6 +105,8 @@ def require_sent_text_request(
     sent = SentTextRequest(
         user_id=row.user_id,
         sharedkey_id=row.sharedkey_id,
+        sender_id=row.sender_id,
+        sender_sharedkey_id=row.sender_sharedkey_id,
         body={
             **prompt,
             "models": row.models or [],

@@ -381,11 +381,16 @@ def build_lease_key_of(api_key: str) -> str:
     return build_lease_owner_key(_hash_key(api_key))
 
 
-def _hash_key(api_key: str) -> str:
+def get_secret_key() -> str:
+    """The secret that hashes are made with."""
     secret_key = state.get().secret_key
     if secret_key is None:
         raise RuntimeError("Accounts are not configured: call users.configure(config) first.")
-    return hash_api_key(api_key, secret_key)
+    return secret_key
+
+
+def _hash_key(api_key: str) -> str:
+    return hash_api_key(api_key, get_secret_key())
 
 
 # Shared keys

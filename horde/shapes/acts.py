@@ -32,6 +32,8 @@ class ModeratorAction(StrEnum):
     FILTER_DELETED = "filter.deleted"
     ADDRESS_BLOCKED = "address.blocked"
     ADDRESS_UNBLOCKED = "address.unblocked"
+    EVIDENCE_READ = "evidence.read"
+    EVIDENCE_NOTED = "evidence.noted"
 
 
 class ActsQuery(Query):

@@ -2,7 +2,7 @@
 """A day of a moderator, through HTTP and through the command line, on a horde of processes."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -21,6 +21,8 @@ from tests.acceptance._stack import (
 pytestmark = pytest.mark.slow
 
 MODEL = "tests/moderated"
+EVIDENCE = "/operations/moderation/prompts"
+NOTHING_LEFT = "... ?!"  # once it is screened
 ADULT = (
     "KoboldAI/LLaMA2-13B-Tiefighter"  # marked nsfw in the reference, so its prompts are screened
 )
@@ -57,6 +59,27 @@ class Desk:
 
 def ask(horde: Horde, asker: Account, prompt: str, model: str) -> Answer:
     return horde.api.post("/generate/text/async", {"prompt": prompt, "models": [model]}, asker.key)
+
+
+def wait_for_evidence(
+    horde: Horde, asker: Account, read: Callable[[], list[dict[str, Any]]]
+) -> dict[str, Any]:
+    """The event of a prompt that is refused now, once its text is stored."""
+    horde.commands.require("user", "role", asker.alias, "flagged")
+
+    def is_refused() -> bool:
+        answer = ask(horde, asker, NOTHING_LEFT, MODEL)
+        return bool(answer.json().get("rc") == "CorruptPrompt")
+
+    wait_until(is_refused)
+    horde.commands.require("user", "role", asker.alias, "flagged", "--remove")
+    wait_until(lambda: read()[-1]["text"] == "stored", 20)
+    return read()[-1]
+
+
+def is_reading(act: dict[str, Any]) -> bool:
+    """Reading is recorded as often as it is done."""
+    return bool(act["action"] == "evidence.read")
 
 
 def read_prompt(horde: Horde, request_id: str) -> str:
@@ -97,6 +120,14 @@ def test_a_moderators_day_through_http(horde: Horde) -> None:
     wait_until(is_rewritten, 20)
     desk.call("DELETE", f"/filters/{filter_id}")
 
+    # What was refused is read, once it lies in the store, and noted on.
+    event = wait_for_evidence(
+        horde, asker, lambda: desk.call("GET", f"{EVIDENCE}?user_id={asker.id}")
+    )
+    assert event["prompts"]["submitted"] == NOTHING_LEFT
+    note = desk.call("POST", f"{EVIDENCE}/{event['id']}/notes", {"note": "Only dots."})
+    assert desk.call("GET", f"{EVIDENCE}?event_id={event['id']}")[0]["notes"] == [note]
+
     # A worker that cheats is paused: it gets fakes that earn nothing. Its owner is written to.
     worker.submit(serve_one(horde, asker, worker))
     shown = desk.call("GET", "/workers/name/day%20worker")
@@ -119,11 +150,12 @@ def test_a_moderators_day_through_http(horde: Horde) -> None:
 
     # All of it is on record.
     acts = desk.call("GET", f"/operations/moderator_acts?user_id={moderator.id}")
-    assert [(act["action"], act["reason"]) for act in reversed(acts)] == [
+    assert [(act["action"], act["reason"]) for act in reversed(acts) if not is_reading(act)] == [
         ("address.blocked", "a flood"),
         ("address.unblocked", None),
         ("filter.added", None),
         ("filter.deleted", None),
+        ("evidence.noted", None),
         ("worker.changed", "copied replies"),
         ("message.posted", None),
         ("user.marked_for_deletion", "asked by mail"),
@@ -159,6 +191,15 @@ def test_a_moderators_day_at_the_command_line(horde: Horde) -> None:
     changed = run("filter", "change", rule["id"], "--regex", "other")
     assert changed["regex"] == "other"
     assert run("filter", "remove", rule["id"]) == {"message": "OK"}
+
+    event = wait_for_evidence(
+        horde, asker, lambda: run("evidence", "list", "--user", str(asker.id))
+    )
+    assert run("evidence", "list", "--address", "127.0.0.1", "--limit", "1") == [event]
+    run("evidence", "note", str(event["id"]), "Only dots.")
+    shown = run("evidence", "show", str(event["id"]))
+    assert [note["username"] for note in shown["notes"]] == ["operator"]
+    assert shown["prompts"]["submitted"] == NOTHING_LEFT
 
     worker.submit(serve_one(horde, asker, worker))
     assert run("worker", "pause", "line worker", "--reason", "copied replies")["paused"] is True
@@ -198,6 +239,8 @@ def test_a_moderators_day_at_the_command_line(horde: Horde) -> None:
         ("block", "add", "nowhere"),
         ("filter", "add", "(", "--type", "10"),
         ("filter", "remove", "999999"),
+        ("evidence", "show", "999999"),
+        ("evidence", "list", "--address", "nowhere"),
         ("worker", "pause", "no such worker"),
         ("kudos", "move", "nobody#1", "nobody#2", "5"),
         ("user", "delete", "nobody#1"),
@@ -222,7 +265,9 @@ def test_a_lost_key_is_replaced_by_the_operator(horde: Horde) -> None:
     wait_until(is_ended)
 
 
-@pytest.mark.parametrize("words", [("block", "list"), ("filter", "list"), ("mode",), ("acts",)])
+@pytest.mark.parametrize(
+    "words", [("block", "list"), ("filter", "list"), ("mode",), ("acts",), ("evidence", "list")]
+)
 def test_without_json_a_word_prints_lines_for_people(horde: Horde, words: tuple[str, ...]) -> None:
     printed = horde.commands.require(*words)
     assert printed.strip()

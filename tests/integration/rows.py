@@ -41,6 +41,7 @@ def own_horde(
         "s3_secret_key": service_urls.s3_secret_key,
         "source_image_bucket": service_urls.bucket,
         "chat_messages_bucket": service_urls.bucket,
+        "evidence_bucket": service_urls.bucket,
     }
     config = Config(
         database_url=make_database(service_urls.database_url, name).replace(
@@ -50,7 +51,8 @@ def own_horde(
         secret_key=SECRET,
         **{"rate_limits_enabled": False} | store | settings,
     )
-    before = db.state.get()
+    before, store_before = db.state.get(), r2.state.get()
+    r2.state.set(r2.StoreState())  # the one of before stays open
     app = create_app(config, resource_modules=modules)
     engine = db.require_engine()
     migrate(engine, secret_key=SECRET)
@@ -60,6 +62,7 @@ def own_horde(
     finally:
         engine.dispose()
         r2.disconnect()
+        r2.state.set(store_before)
         db.state.set(before)
 
 

@@ -64,6 +64,7 @@ def module_horde(service_urls: ServiceAddresses, gate: TcpGate) -> Iterator[Chat
         "s3_endpoint": gate.url,
         "source_image_bucket": bucket,
         "chat_messages_bucket": bucket,
+        "evidence_bucket": bucket,
         "chat_messages_offload_enabled": True,
         "chat_messages_offload_bytes": 2000,
     }
@@ -120,6 +121,29 @@ def test_what_nothing_names_and_what_is_not_there_are_found(horde: ChatHorde) ->
     )
     assert report.missing == [list_keys(half)[0]]
     assert report.has_discrepancies
+
+
+def test_the_texts_of_evidence_are_accounted_for(horde: ChatHorde) -> None:
+    kept, going, gone, lost = (uuid4() for _ in range(4))
+    states = {kept: "stored", going: "deleting", gone: "deleted", lost: "stored"}
+    with transaction() as session:
+        for object_id, state in states.items():
+            session.execute(
+                text(
+                    "INSERT INTO moderation_events (created, reason, models, is_chat,"
+                    " is_anonymised, text_state, text_changed, object_id) VALUES (now(),"
+                    " 'model_rejection', '[]', false, false, :state, now(), :object_id)"
+                ),
+                {"state": state, "object_id": object_id},
+            )
+    keys = {object_id: f"{object_id}{r2.EVIDENCE_SUFFIX}" for object_id in states}
+    for object_id in (kept, going, gone):
+        r2.upload_evidence(keys[object_id], b"{}")
+    report = audit()
+    assert (report.referenced, report.waiting_for_deletion) == (1, 1)
+    assert (report.orphans, report.missing) == ([keys[gone]], [keys[lost]])
+    with transaction() as session:
+        session.execute(text("TRUNCATE moderation_events CASCADE"))
 
 
 def test_an_ended_request_may_have_lost_its_objects(horde: ChatHorde) -> None:

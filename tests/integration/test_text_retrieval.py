@@ -135,6 +135,18 @@ def test_a_request_of_a_shared_key_is_read_with_it_and_by_its_owner(
     assert refused(read(horde, horde.queue(key), shared)) == NOT_OWNER
 
 
+def test_a_request_that_an_empty_shared_key_sent_is_read_with_it(
+    horde: TextHorde, owner: tuple[int, str]
+) -> None:
+    owner_id, key = owner
+    empty = make_shared_key(owner_id, kudos=0)
+    request_id = horde.queue(empty, allow_downgrade=True)
+    assert read(horde, request_id, empty).status_code == 200
+    assert read(horde, request_id, key).status_code == 200
+    assert refused(read(horde, request_id, make_user()[1])) == NOT_OWNER
+    assert refused(read(horde, request_id, ANONYMOUS_KEY)) == (403, "AnonForbidden")
+
+
 def test_what_is_no_text_request_is_not_found(horde: TextHorde, owner: tuple[int, str]) -> None:
     owner_id, key = owner
     text = make_request(owner_id)

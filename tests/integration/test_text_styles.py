@@ -428,6 +428,41 @@ def test_the_shared_key_of_a_style_pays(api: Api, author: tuple[int, str]) -> No
     assert refused(direct) == (403, "SharedKeyAssignedStyles")
 
 
+def test_a_request_that_a_styles_key_pays_is_read_by_who_sent_it(
+    api: Api, author: tuple[int, str]
+) -> None:
+    author_id, author_key = author
+    shared = make_shared_key(author_id)
+    style_id = make_style(api, author_key, sharedkey=shared)
+    sender_id, sender = make_user()
+    own = make_shared_key(sender_id)
+    for key in (sender, own):
+        body = {"prompt": "Once", "style": style_id}
+        request_id = api.post("/generate/text/async", body, key).json["id"]
+        path = f"/generate/text/request/{request_id}"
+        assert api.get(path, key).json["prompt"] == "Once"
+        assert api.get(path, sender).status_code == 200
+        assert api.get(path, author_key).status_code == 200  # the key that pays is theirs
+        for other in (shared, make_shared_key(sender_id), make_user()[1]):
+            assert refused(api.get(path, other)) == (403, "NotRequestOwner")
+
+
+def test_a_styles_key_opens_no_door_that_is_closed_to_the_sender(
+    api: Api, author: tuple[int, str]
+) -> None:
+    author_id, author_key = author
+    style_id = make_style(api, author_key, sharedkey=make_shared_key(author_id))
+    body = {"prompt": "... ?!", "style": style_id}
+    assert refused(api.post("/generate/text/async", body, "x" * 22)) == (401, "InvalidAPIKey")
+    _, deleted = make_user(UserRoleTypes.DELETED)
+    assert refused(api.post("/generate/text/async", body, deleted)) == (403, "DeletedUser")
+    shared = make_shared_key(author_id)
+    plain = make_style(api, author_key, name="plain", prompt="{p}", sharedkey=shared)
+    _, flagged = make_user(UserRoleTypes.FLAGGED)
+    body = {"prompt": "... ?!", "style": plain}
+    assert refused(api.post("/generate/text/async", body, flagged)) == (400, "CorruptPrompt")
+
+
 def test_a_shared_key_that_ran_out_leaves_the_request_to_its_sender(
     api: Api, author: tuple[int, str]
 ) -> None:

@@ -39,7 +39,11 @@ from horde.classes.kobold.chat_request import (
 from horde.classes.kobold.waiting_prompt import OperationKeyClaim, TextWaitingPrompt
 from horde.classes.kobold.worker import TextRequestFacts
 from horde.database.functions import TextWorkerBounds
-from horde.database.moderation import check_prompt_left, find_prompt_rewrite
+from horde.database.moderation import (
+    check_prompt_left,
+    find_prompt_rewrite,
+    telling_what_was_judged,
+)
 from horde.database.text_admission import Submitter
 from horde.database.text_functions import OperationClaim, find_chat_operation_claim
 from horde.database.text_requests import RequestContent
@@ -95,18 +99,22 @@ def check_admission() -> None:
 
 
 def moderate_messages(session: Session, submitter: Submitter, chat: ChatRequest) -> ChatRequest:
-    """The request with the messages workers get: each text rewritten where the filter applies."""
-    rewrite = find_prompt_rewrite(
-        session,
-        is_flagged=submitter.caller.is_flagged,
-        models=chat.models,
-        prompt=chat.flattened.join(),
-    )
-    if rewrite is None:
-        return chat
-    rewritten = rewrite_message_texts(chat.messages, rewrite)
-    if _join_texts(chat.messages):
-        check_prompt_left(_join_texts(rewritten))
+    """The request with the messages workers get: each text rewritten where the filter applies.
+    Raises PromptRejected.
+    """
+    judged = chat.flattened.join()
+    with telling_what_was_judged(submitted=judged, judged=judged, models=chat.models):
+        rewrite = find_prompt_rewrite(
+            session,
+            is_flagged=submitter.is_flagged,
+            models=chat.models,
+            prompt=judged,
+        )
+        if rewrite is None:
+            return chat
+        rewritten = rewrite_message_texts(chat.messages, rewrite)
+        if _join_texts(chat.messages):
+            check_prompt_left(_join_texts(rewritten))
     flattened = FlattenedChat.read(rewritten, chat.tools)
     return replace(chat, messages=rewritten, flattened=flattened)
 

@@ -13,7 +13,7 @@ from uuid import UUID, uuid4
 
 from sqlalchemy.orm import Session
 
-from horde.actions.prompt_rejections import report_prompt_rejection
+from horde.actions.prompt_rejections import RejectedPrompt, report_prompt_rejection
 from horde.apis.requests import get_client_address, get_client_agent, get_config, is_proxied
 from horde.classes.kobold.pricing import compute_activation_tax, round_quote
 from horde.classes.kobold.waiting_prompt import (
@@ -27,6 +27,7 @@ from horde.database.functions import (
     get_worker_availability_for_request,
     remember_availability,
 )
+from horde.database.moderation import PromptRejected
 from horde.database.stats import get_horde_modes
 from horde.database.styles import FoundStyle
 from horde.database.text_admission import (
@@ -119,7 +120,7 @@ def check_submitter(
     if proxied_account is not None and not submitter.caller.is_service:
         message = "Only service accounts may name a proxied account."
         raise BadRequest(message, ReturnCode.ONLY_SERVICE_ACCOUNT_PROXY)
-    if submitter.caller.is_deleted:
+    if submitter.is_deleted:
         raise Forbidden(
             "This account is scheduled for deletion and cannot send requests.",
             ReturnCode.DELETED_USER,
@@ -211,13 +212,15 @@ def admit(
 
 def store(session: Session, stored: StoredRequest, content: RequestContent, now: datetime) -> None:
     """Write the inactive row beside its hold."""
+    submitter = stored.admission.submitter
     new = NewTextRequest(
         content=content,
         facts=stored.admission.facts,
         quote=stored.quote,
         ipaddr=get_client_address()[:39],
         client_agent=get_client_agent()[:MAX_CLIENT_AGENT_LENGTH],
-        sharedkey_id=stored.admission.submitter.sharedkey_id,
+        sharedkey_id=submitter.sharedkey_id,
+        sender=submitter.sender,
     )
     insert_text_request(session, stored.id, new, now)
 
@@ -279,16 +282,26 @@ def build_accepted(stored: StoredRequest, *, is_raid: bool) -> dict[str, Any]:
 
 
 @contextmanager
-def reporting_rejected_prompts(api_key: str) -> Iterator[None]:
-    """Count a prompt that moderation refuses against who sent it; the refusal goes on."""
+def reporting_rejected_prompts(
+    api_key: str, models: Sequence[str], *, is_chat: bool, proxied_account: str | None = None
+) -> Iterator[None]:
+    """Count a prompt that moderation refuses against who sent it, and keep it as evidence; the
+    refusal goes on.
+    """
     try:
         yield
-    except BadRequest as refused:
-        if refused.rc is ReturnCode.CORRUPT_PROMPT:
-            report_prompt_rejection(
-                api_key,
-                address=get_client_address(),
-                is_proxied=is_proxied(),
-                config=get_config(),
-            )
+    except PromptRejected as refused:
+        report_prompt_rejection(
+            api_key,
+            RejectedPrompt(
+                refused.reason,
+                models=models,
+                is_chat=is_chat,
+                proxied_account=proxied_account,
+                prompts=refused.prompts,
+            ),
+            address=get_client_address(),
+            is_proxied=is_proxied(),
+            config=get_config(),
+        )
         raise

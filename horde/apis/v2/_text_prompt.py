@@ -27,7 +27,11 @@ from horde.classes.kobold.text_request import (
 from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
 from horde.classes.kobold.worker import TextRequestFacts
 from horde.database.functions import get_highest_text_worker_limits
-from horde.database.moderation import check_prompt_left, find_prompt_rewrite
+from horde.database.moderation import (
+    check_prompt_left,
+    find_prompt_rewrite,
+    telling_what_was_judged,
+)
 from horde.database.styles import TEXT_TYPE, FoundStyle, choose_style, find_request_styles
 from horde.database.text_admission import Submitter
 from horde.database.text_requests import RequestContent
@@ -147,18 +151,19 @@ def check_batching(submitter: Submitter, text: TextRequest) -> None:
         raise BadRequest("Only trusted users may disable batching.", ReturnCode.REQUIRES_TRUST)
 
 
-def moderate_prompt(session: Session, submitter: Submitter, text: TextRequest) -> str:
-    """The prompt workers get: rewritten where the filter applies."""
-    rewrite = find_prompt_rewrite(
-        session,
-        is_flagged=submitter.caller.is_flagged,
-        models=text.body.models,
-        prompt=text.body.prompt,
-    )
-    if rewrite is None:
-        return text.body.prompt
-    prompt = rewrite(text.body.prompt)
-    check_prompt_left(prompt)
+def moderate_prompt(
+    session: Session, submitter: Submitter, text: TextRequest, *, submitted_prompt: str
+) -> str:
+    """The prompt workers get: rewritten where the filter applies. Raises PromptRejected."""
+    judged, models = text.body.prompt, text.body.models
+    with telling_what_was_judged(submitted=submitted_prompt, judged=judged, models=models):
+        rewrite = find_prompt_rewrite(
+            session, is_flagged=submitter.is_flagged, models=models, prompt=judged
+        )
+        if rewrite is None:
+            return judged
+        prompt = rewrite(judged)
+        check_prompt_left(prompt)
     return prompt
 
 

@@ -16,6 +16,7 @@ from pydantic import Field
 from sqlalchemy.orm import Session
 
 from horde import metrics, tally
+from horde.actions.evidence import keep_reported_prompt
 from horde.actions.job_faults import build_lost_refusal, name_fault_reason
 from horde.apis.requests import get_config
 from horde.chat.reply_rules import explain_cut_reply
@@ -261,6 +262,8 @@ def _report_stored(
         extra["dropped_tool_calls"] = dropped_tool_calls
     logger.info("horde.job_submit.done", extra=extra)
     _count_stored(job, submitted, now)
+    if CSAM_METADATA in (submitted.columns["gen_metadata"] or ()):
+        keep_reported_prompt(job.id, get_config())
     if job.is_chat:
         publish_chat_event(job.wp_id, ChatEvent.GENERATION, settlement.finished_count)
         if settlement.is_done:

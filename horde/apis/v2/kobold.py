@@ -136,7 +136,10 @@ class TextAsyncGenerate(Resource):
         """Queue a text request. 202 {id, kudos, message?}; 200 {kudos, resolved} for a dry run."""
         text = parse_text_request(read_json_object())
         api_key = require_api_key()
-        with generate.reporting_rejected_prompts(api_key):
+        reporting = generate.reporting_rejected_prompts(
+            api_key, text.body.models, is_chat=False, proxied_account=text.body.proxied_account
+        )
+        with reporting:
             return retry_deadlocks(lambda: self.queue(text, api_key, utcnow()))
 
     @staticmethod
@@ -161,7 +164,9 @@ class TextAsyncGenerate(Resource):
             worker_ids = require_worker_ids(session, text.body.workers[:MAX_TARGETED_WORKERS])
             prompting.check_batching(submitter, text)
             generate.check_limits(session, submitter, n=text.n, models=models)
-            prompt = prompting.moderate_prompt(session, submitter, text)
+            prompt = prompting.moderate_prompt(
+                session, submitter, text, submitted_prompt=submitted_prompt
+            )
             check_text_param_rules(
                 text.params, max_length=text.max_length, max_context_length=context_length
             )
@@ -225,7 +230,7 @@ class ChatAsyncGenerate(Resource):
         api_key = require_api_key()
         claim = chatting.build_claim(chat)
         try:
-            with generate.reporting_rejected_prompts(api_key):
+            with generate.reporting_rejected_prompts(api_key, chat.models, is_chat=True):
                 return retry_deadlocks(lambda: self.queue(chat, api_key, claim, utcnow()))
         except (Forbidden, TooManyRequests) as refused:
             twin = chatting.find_twin(refused, api_key, claim)

@@ -78,6 +78,9 @@ class WaitingPrompt(Base):
     sharedkey_id: Mapped[UUID | None] = mapped_column(
         ForeignKey("user_sharedkeys.id", ondelete="CASCADE"), index=True
     )
+    # Who sent it, where somebody else pays: as the key of a style does.
+    sender_id: Mapped[int | None] = mapped_column(Integer)
+    sender_sharedkey_id: Mapped[UUID | None] = mapped_column(Uuid)
     proxied_account: Mapped[str | None] = mapped_column(String(255))
     disable_batching: Mapped[bool] = mapped_column(Boolean, default=False)
     expiry: Mapped[datetime] = mapped_column(
