@@ -19,6 +19,7 @@ from urllib.parse import parse_qs, parse_qsl, quote, urlencode, urlsplit, urluns
 
 from pydantic import AfterValidator, ConfigDict
 
+from horde.model_map import NO_NAMES, ModelMap
 from horde.settings import (
     MAX_PORT,
     READING,
@@ -54,6 +55,7 @@ DEFAULT_VALIDATED_BACKENDS = (
     "TabbyAPI",
     "Horde Bridge",  # our own reference worker: without it, it would earn 0.3 of a validated one
 )
+CONTEXT_FITS = ("grow", "reject", "truncate_oldest")  # a test holds them to the contract's
 MAX_LIMIT_AMOUNT = 1_000_000
 DAY_SECONDS = 86_400
 # Those of redis-py's address options that are of use to an operator; None is any text.
@@ -549,6 +551,21 @@ class FrontConfig:
     completions_max_prompts: Annotated[
         int, within(1, 1000), named("HORDE_OAI_COMPLETIONS_MAX_PROMPTS")
     ] = 16
+    # Names that programs ask for, and the models that are served instead.
+    model_map: Annotated[
+        ModelMap,
+        Read(ModelMap.parse, 'a table such as [["claude-*", "a model"]], or @ and its file'),
+        named("HORDE_OAI_MODEL_MAP"),
+    ] = NO_NAMES
+    # Of messages that send none: agents shorten their own history when they are told to.
+    messages_context_fit: Annotated[
+        str,
+        one_of(**{fit: fit for fit in CONTEXT_FITS}),
+        named("HORDE_OAI_MESSAGES_CONTEXT_FIT"),
+    ] = CONTEXT_FITS[0]
+    messages_ping_seconds: Annotated[
+        float, within(0.1, DAY_SECONDS), named("HORDE_OAI_MESSAGES_PING_SECONDS")
+    ] = 15.0
     cors_origins: Annotated[
         tuple[str, ...],
         Read(_parse_origins, "* or origins such as https://example.com, separated by commas"),

@@ -59,6 +59,9 @@ class ModelMap:
                 yield pattern, found
 
 
+NO_NAMES: Final = ModelMap()
+
+
 def _parse_entry(row: object) -> tuple[str, tuple[str, ...]]:
     if not isinstance(row, list) or len(row) != 2:
         raise ValueError

@@ -17,15 +17,18 @@ from uuid import uuid4
 
 from horde_sdk.worker.chat_declaration import ChatFaultReason
 from starlette.applications import Starlette
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, QueryParams
 from starlette.middleware import Middleware
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from horde import metrics
-from horde.chat_contract import WORKER_FAULT_MESSAGES
+from horde.chat_contract import WORKER_FAULT_MESSAGES, ChatContextFit
 from horde.config import FrontConfig
 from horde.logger import build_failure_fields, get_logger
+from horde.oai.anthropic import errors as anthropic_errors
+from horde.oai.anthropic.form import CountService, MessagesForm, MessagesService
+from horde.oai.anthropic.models import NamedModels
 from horde.oai.bodies import ClientGone
 from horde.oai.callers import find_client_request_id
 from horde.oai.calls import Calls, OpenCall, Service, keep_name
@@ -381,7 +384,10 @@ class Frame:
             "x-request-id": front_id,
             **build_cors_headers(self._origins, headers.get("origin")),
         }
-        call = scope[CALL_KEY] = OpenCall()
+        call = scope[CALL_KEY] = OpenCall(front_id=front_id)
+        is_anthropic = anthropic_errors.is_spoken(
+            scope["path"], headers.get(anthropic_errors.VERSION_HEADER)
+        )
         sent_status: int | None = None
 
         async def send_with_common(message: Message) -> None:
@@ -389,6 +395,9 @@ class Frame:
             if message["type"] == "http.response.start":
                 sent_status = message["status"]
                 message = add_headers(message, common)
+                if is_anthropic:
+                    own = anthropic_errors.build_headers(call.headers, front_id)
+                    message = add_headers(message, own)
             await send(message)
 
         error: ChatFrontError | None = None
@@ -413,10 +422,12 @@ class Frame:
                 },
             )
             if sent_status is None:
+                status, body = error.answer.status, call.render_error(error.answer)
+                if is_anthropic:
+                    status = anthropic_errors.get_status(error.answer)
+                    body = anthropic_errors.build_error_body(error.answer, front_id)
                 answered = {**call.headers, **error.answer.headers}
-                await send_json(
-                    send_with_common, error.answer.status, call.render_error(error.answer), answered
-                )
+                await send_json(send_with_common, status, body, answered)
         self._log(call, headers, front_id, sent_status, error)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
@@ -507,6 +518,9 @@ def create_front_app(config: FrontConfig, hub: SignalHub | None = None) -> Starl
         Route("/v1/chat/completions/", Methods(POST=front.chat)),
         Route("/v1/completions", Methods(POST=front.completions)),
         Route("/v1/completions/", Methods(POST=front.completions)),
+        Route("/v1/messages", Methods(POST=front.messages)),
+        Route("/v1/messages/", Methods(POST=front.messages)),
+        Route("/v1/messages/count_tokens", Methods(POST=front.count_tokens)),
         Route("/v1/models", Methods(GET=front.answer_models)),
         Route("/v1/models/{model:path}", Methods(GET=front.answer_model)),
         Route("/health", Methods(GET=front.answer_health)),
@@ -554,6 +568,19 @@ class _Front:
             TextService(self.calls, text_models, config.completions_max_prompts)
         )
 
+        self._named_models = NamedModels(self._models, config.model_map)
+        self.messages = self._serve(
+            MessagesService(
+                self.calls,
+                MessagesForm(
+                    self._named_models,
+                    ChatContextFit(config.messages_context_fit),
+                    config.messages_ping_seconds,
+                ),
+            )
+        )
+        self.count_tokens = self._serve(CountService(self.calls))
+
     @contextlib.asynccontextmanager
     async def run(self, _app: Starlette) -> AsyncIterator[None]:
         """Start and end what serves the requests."""
@@ -579,13 +606,23 @@ class _Front:
 
         return answer
 
-    async def answer_models(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        """GET /v1/models."""
-        await send_json(send, 200, await self._models.get_list(), {})
+    async def answer_models(self, scope: Scope, _receive: Receive, send: Send) -> None:
+        """GET /v1/models, in the form of the API whose version the client names."""
+        if anthropic_errors.VERSION_HEADER in Headers(scope=scope):
+            query = QueryParams(scope["query_string"])
+            body = await self._named_models.list_page(query)
+        else:
+            body = await self._models.get_list()
+        await send_json(send, 200, body, {})
 
     async def answer_model(self, scope: Scope, _receive: Receive, send: Send) -> None:
-        """GET /v1/models/{id}."""
-        await send_json(send, 200, await self._models.get_card(scope["path_params"]["model"]), {})
+        """GET /v1/models/{id}, in the form of the API whose version the client names."""
+        model = scope["path_params"]["model"]
+        if anthropic_errors.VERSION_HEADER in Headers(scope=scope):
+            body = await self._named_models.get_entry(model)
+        else:
+            body = await self._models.get_card(model)
+        await send_json(send, 200, body, {})
 
     async def answer_health(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         """GET /health: the process serves; nothing else is asked."""

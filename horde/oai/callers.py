@@ -39,16 +39,15 @@ class OperationKey:
 
 
 def require_api_key(headers: Headers) -> str:
-    """The bearer key, else that of a native client's `apikey` header. Raises RequestRefused
-    (401).
+    """The bearer key, else that of a client of Anthropic's API, else that of a native one. Raises
+    RequestRefused (401).
     """
-    authorization = headers.get("authorization")
-    if authorization is None:
-        key = headers.get("apikey", "").strip()
-    else:
-        # A tab may stand between the two as well.
-        words = authorization.split(maxsplit=1)
-        key = words[1].strip() if len(words) == 2 and words[0].lower() == "bearer" else ""
+    # A tab may stand between the two as well.
+    words = headers.get("authorization", "").split(maxsplit=1)
+    key = words[1].strip() if len(words) == 2 and words[0].lower() == "bearer" else ""
+    key = key or headers.get("x-api-key", "").strip()
+    if "authorization" not in headers:
+        key = key or headers.get("apikey", "").strip()
     if not key:
         raise RequestRefused("missing_api_key", MISSING_KEY_MESSAGE, status=401)
     if not key.isprintable():

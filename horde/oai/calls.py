@@ -42,8 +42,11 @@ def keep_name(param: str) -> str:
 
 @dataclass(slots=True, eq=False)
 class OpenCall:
-    """One call while it is open. Clocks are monotonic, `created` is in Unix seconds."""
+    """One call while it is open. Clocks are monotonic, `created` is in Unix seconds; `front_id` is
+    what `x-request-id` says.
+    """
 
+    front_id: str = ""
     accepted_at: float = field(default_factory=time.monotonic)
     created: int = field(default_factory=lambda: int(time.time()))
     deadline: float = 0.0  # of everything, once the body is read
@@ -269,15 +272,19 @@ class Calls:
             self._cancel_behind(call)
             raise
 
-    def open_stream(self, call: OpenCall, send: Send) -> EventStream:
-        """The stream of a call, whose headers go out with its first bytes."""
+    def open_stream(
+        self, call: OpenCall, send: Send, silence_seconds: float | None = None
+    ) -> EventStream:
+        """The stream of a call, whose headers go out with its first bytes. `silence_seconds` is how
+        long nothing may be sent, unless the front's setting counts.
+        """
         call.phase = "stream"
         return EventStream(
             send,
             form=call.form,
             accepted_at=call.accepted_at,
             open_at=call.accepted_at + self._config.stream_open_seconds,
-            keepalive_seconds=self._config.keepalive_seconds,
+            keepalive_seconds=silence_seconds or self._config.keepalive_seconds,
             headers=call.headers,
         )
 

@@ -22,6 +22,7 @@ from horde.oai.streaming import stream_reply
 from horde.oai.waiting import RequestWait, wait_for_first_status, wait_for_reply
 
 REQUEST_ID_HEADER: Final = "x-horde-request-id"
+MODEL_HEADER: Final = "x-horde-model"  # of a stream only when one model was asked for
 
 
 class ChatService[R: ChatFormRequest]:
@@ -49,6 +50,7 @@ class ChatService[R: ChatFormRequest]:
         key = choose_operation_key(request.horde.operation_key, call.request_headers)
         call.is_resumable, call.phase = key.is_from_client, "submit"
         request.native_body.setdefault("horde", {})["operation_key"] = str(key.value)
+        only_model = request.native_body.get("model")
         submitted, wait = await self._calls.submit(
             call,
             await self._calls.bodies.work(
@@ -64,6 +66,8 @@ class ChatService[R: ChatFormRequest]:
             await self._calls.send_object(call, quote, send)
             return
         call.headers[REQUEST_ID_HEADER] = wait.request_id
+        if only_model is not None:
+            _name_model(call, only_model)
         answer = self._form.begin_answer(request, wait.request_id, call.created)
         async with self._calls.waiting(call):
             reply = await self._deliver(call, request, answer, wait, send)
@@ -88,7 +92,7 @@ class ChatService[R: ChatFormRequest]:
             first_reply = await wait_for_first_status(wait, subscription)
             if call.is_stream:
                 return await stream_reply(
-                    stream=self._calls.open_stream(call, send),
+                    stream=self._calls.open_stream(call, send, self._form.silence_seconds),
                     answer=answer,
                     text=Relay(
                         requested_model=request.model,
@@ -102,5 +106,12 @@ class ChatService[R: ChatFormRequest]:
             reply = first_reply
             if reply is None:
                 reply = await wait_for_reply(wait, subscription)
+            _name_model(call, reply.model)
             await self._calls.send_object(call, answer.render(reply), send)
             return reply
+
+
+def _name_model(call: OpenCall, model: str) -> None:
+    """Say in the headers which model serves, unless its name is none that fits there."""
+    if model.isprintable():
+        call.headers[MODEL_HEADER] = model

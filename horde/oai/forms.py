@@ -23,6 +23,7 @@ class FormName(StrEnum):
 
     CHAT = "chat"
     COMPLETIONS = "completions"
+    MESSAGES = "messages"
 
 
 class FormRequest(Protocol):
@@ -91,6 +92,8 @@ class ChatForm[R: ChatFormRequest](ABC):
     """A form over chat requests. One object serves every call of a process."""
 
     name: ClassVar[FormName]
+    # After so long without a byte of a stream `fill_silence` speaks; None is the front's setting.
+    silence_seconds: float | None = None
 
     @abstractmethod
     def parse(self, body: object) -> R:

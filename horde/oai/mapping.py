@@ -231,10 +231,8 @@ def build_dry_run_completion(
     """The answer to `horde.dry_run`: a completion without choices, so that nobody takes a quote for
     text.
     """
-    resolved = {
-        key: value for key, value in _get_mapping(quote, "resolved").items() if key != "prompt"
-    }
-    prompt_tokens = resolved.get("estimated_prompt_tokens") or 0
+    x_horde = build_quote_x_horde(quote)
+    prompt_tokens = x_horde["resolved"].get("estimated_prompt_tokens") or 0
     return {
         "id": completion_id,
         "object": "chat.completion",
@@ -247,17 +245,23 @@ def build_dry_run_completion(
             "total_tokens": prompt_tokens,
         },
         "system_fingerprint": None,
-        "x_horde": {
-            "request_id": None,
-            "worker_id": None,
-            "worker_name": None,
-            "kudos": quote.get("kudos"),
-            "charge_basis": None,
-            "estimated_usage": True,
-            "queue_wait_seconds": None,
-            "dry_run": True,
-            "resolved": resolved,
-        },
+        "x_horde": x_horde,
+    }
+
+
+def build_quote_x_horde(quote: Mapping[str, Any]) -> JsonObject:
+    """What a native quote says, in the place of who served; `resolved` is the request as queued."""
+    resolved = _get_mapping(quote, "resolved")
+    return {
+        "request_id": None,
+        "worker_id": None,
+        "worker_name": None,
+        "kudos": quote.get("kudos"),
+        "charge_basis": None,
+        "estimated_usage": True,
+        "queue_wait_seconds": None,
+        "dry_run": True,
+        "resolved": {key: value for key, value in resolved.items() if key != "prompt"},
     }
 
 

@@ -212,16 +212,16 @@ def read_stop(key: str, value: Any, _body: JsonObject) -> object:
     if "" in stops:
         raise RequestRefused(
             "invalid_value",
-            "Invalid value: 'stop' holds an empty string, which would end every reply.",
+            f"Invalid value: '{key}' holds an empty string, which would end every reply.",
             key,
         )
     if len(stops) > MAX_STOP_SEQUENCE_COUNT:
         message = (
-            f"Invalid value: 'stop' may hold at most {MAX_STOP_SEQUENCE_COUNT} distinct sequences."
+            f"Invalid value: '{key}' may hold at most {MAX_STOP_SEQUENCE_COUNT} distinct sequences."
         )
         raise RequestRefused("invalid_value", message, key)
     if sum(map(len, stops)) > MAX_STOP_SEQUENCE_CHARACTERS:
-        message = f"Invalid value: the sequences of 'stop' may hold at most {MAX_STOP_SEQUENCE_CHARACTERS} characters together."
+        message = f"Invalid value: the sequences of '{key}' may hold at most {MAX_STOP_SEQUENCE_CHARACTERS} characters together."
         raise RequestRefused("invalid_value", message, key)
     return stops or ABSENT
 

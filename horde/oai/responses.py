@@ -20,7 +20,9 @@ EXPOSED_HEADERS: Final = ", ".join(
     (
         *(
             "x-request-id",
+            "request-id",
             "x-horde-request-id",
+            "x-horde-model",
             "retry-after",
             "openai-processing-ms",
             "x-should-retry",

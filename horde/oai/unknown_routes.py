@@ -14,12 +14,13 @@ _NOT_OFFERED: Final = "The horde does not offer it."
 _POINTERS: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
     (re.compile(pattern), pointer)
     for pattern, pointer in (
+        (r"/v1/v1/messages(/.*)?", "The base URL has no /v1: clients of this API add it."),
         (r"/v1/v1(/.*)?", _BASE_URL),
         (r"/chat/completions|/models(/.*)?|.*/chat/completions/chat/completions", _BASE_URL),
         (r"/v1/responses(/.*)?", "Use /v1/chat/completions; most SDKs have a switch for it."),
         (r"/v1/chat/completions/.+", "Completions are not stored."),
         (
-            r"/v1/(embeddings|images|audio|moderations|files|assistants|threads|batches|realtime)(/.*)?",
+            r"/v1/(embeddings|images|audio|moderations|files|assistants|threads|batches|realtime|skills|messages|complete)(/.*)?",
             _NOT_OFFERED,
         ),
     )

@@ -27,7 +27,7 @@ from horde.oai.errors import ErrorAnswer
 from horde.oai.forms import ChatAnswer
 from horde.oai.mapping import CompletedReply
 from horde.oai.relay import Delta, DeltaKind, Remainder
-from horde.oai.sse import encode_event
+from horde.oai.sse import encode_named_event
 
 PING: Final[JsonObject] = {"type": "ping"}
 _EMPTY_BLOCKS: Final[dict[DeltaKind, JsonObject]] = {
@@ -157,7 +157,5 @@ class MessageAnswer(ChatAnswer):
 
 
 def _encode(events: Iterable[JsonObject]) -> bytes:
-    """Events with their types in lines of their own, without which SDKs ignore them."""
-    return b"".join(
-        b"event: %b\n%b" % (event["type"].encode(), encode_event(event)) for event in events
-    )
+    """Events with their types on lines of their own, without which SDKs ignore them."""
+    return b"".join(map(encode_named_event, events))

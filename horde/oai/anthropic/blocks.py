@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """Content blocks of one message, as the parts, calls and answers of chat messages.
 
-Source: docs/reference/front_messages.md, "Content blocks".
+Source: docs/reference/front_messages.md, "Messages".
 """
 
 import json
@@ -176,7 +176,9 @@ def _flatten_document(block: JsonObject, path: str, pieces: Pieces) -> list[Cont
     ]
     if kind == "text":
         check_members(source, ("type", "media_type", "data"), source_path)
-        return [_text("\n".join([*heads, require_string(source.get("data"), f"{source_path}.data")]))]
+        return [
+            _text("\n".join([*heads, require_string(source.get("data"), f"{source_path}.data")]))
+        ]
     if kind != "content":
         message = "PDF documents are not supported; send text or images"
         pieces.refuse(block, unsupported(f"{source_path}.type", message))
@@ -252,9 +254,7 @@ def _read_tool_use(block: JsonObject, path: str, pieces: Pieces) -> None:
 def _require_call_id(value: object, path: str) -> str:
     call_id = require_string(value, path)
     if not 1 <= len(call_id) <= MAX_CHAT_TOOL_CALL_ID_CHARACTERS:
-        raise refuse(
-            path, f"String should have 1 to {MAX_CHAT_TOOL_CALL_ID_CHARACTERS} characters"
-        )
+        raise refuse(path, f"String should have 1 to {MAX_CHAT_TOOL_CALL_ID_CHARACTERS} characters")
     return call_id
 
 
@@ -329,5 +329,3 @@ _READERS: Final[Mapping[str, Mapping[str, BlockReader]]] = MappingProxyType(
         },
     }
 )
-
-

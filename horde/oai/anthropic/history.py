@@ -14,6 +14,7 @@ from horde.chat_contract import (
     MAX_CHAT_IMAGE_COUNT,
     MAX_CHAT_MESSAGE_COUNT,
     MAX_CHAT_TOOL_CALL_COUNT,
+    JsonObject,
 )
 from horde.oai.anthropic.blocks import Pieces, read_content, read_texts
 from horde.oai.anthropic.refusals import (
@@ -138,7 +139,10 @@ def _read_turns(entries: list[Any], system: list[str], *, is_estimate: bool) -> 
                 open_turn("user", path).add_text(f"<system>\n{text}\n</system>")
             continue
         has_begun = True
-        content, found = message.get("content"), Pieces(refused_characters=0 if is_estimate else None)
+        content, found = (
+            message.get("content"),
+            Pieces(refused_characters=0 if is_estimate else None),
+        )
         if content is None:
             raise missing(f"{path}.content")
         read_content(content, role, f"{path}.content", found)

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from horde.chat_contract import JsonObject, parse_horde_options
+from horde.chat.strict_schema import obeys_strict_rules
+from horde.chat_contract import JsonObject
 from horde.oai._messages import CACHE_HINT
 from horde.oai.anthropic.history import parse_system
 from horde.oai.anthropic.refusals import (
@@ -25,8 +26,8 @@ from horde.oai.anthropic.refusals import (
     wrong_type,
 )
 from horde.oai.anthropic.thinking import EFFORTS, parse_thinking
-from horde.oai.anthropic.tools import is_strict_schema, parse_choice, parse_tool_set
-from horde.oai.readers import ABSENT, Reader, drop, is_integer, is_number, read_stop
+from horde.oai.anthropic.tools import parse_choice, parse_tool_set
+from horde.oai.readers import ABSENT, Reader, drop, is_integer, is_number, read_horde, read_stop
 
 NEUTRAL_TOP_K: Final = (0, -1)
 SCHEMA_NAME: Final = "output"
@@ -136,7 +137,7 @@ def _build_response_format(value: object, path: str) -> JsonObject:
     require_one_of(output.get("type"), ("json_schema",), f"{path}.type")
     schema = require_object(output.get("schema"), f"{path}.schema")
     named: JsonObject = {"name": SCHEMA_NAME, "schema": schema}
-    if is_strict_schema(schema):
+    if obeys_strict_rules(schema):
         named["strict"] = True
     return {"type": "json_schema", "json_schema": named}
 
@@ -171,11 +172,6 @@ def _read_inference_geo(key: str, value: Any, _body: JsonObject) -> object:
     if require_string(value, key) != "global":
         raise unsupported(key, "the horde promises no location; only 'global' is accepted")
     return ABSENT
-
-
-def _read_horde(_key: str, value: Any, _body: JsonObject) -> object:
-    parse_horde_options(value)
-    return value
 
 
 def _refuse_unless_empty(key: str, value: Any, _body: JsonObject) -> object:
@@ -220,7 +216,7 @@ READERS: Final[Mapping[str, Reader]] = MappingProxyType(
             drop,
         ),
         **dict.fromkeys(("thread", "compaction", "fallbacks"), _refuse_unless_empty),
-        "horde": _read_horde,
+        "horde": read_horde,
     }
 )
 """A reader for each key that a message may have; a row of the reference for each."""

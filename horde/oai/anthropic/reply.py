@@ -29,7 +29,6 @@ from horde.return_codes import ReturnCode
 MESSAGE_ID_PREFIX: Final = "msg_"
 SIGNATURE_PREFIX: Final = "aihorde-"
 SIGNATURE_DIGITS: Final = 16
-UNREADABLE_ARGUMENTS: Final = "The model called a tool with arguments that are not a JSON object."
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,13 +142,12 @@ def parse_input(facts: MessageFacts, call: JsonObject) -> JsonObject:
         value = None
     if isinstance(value, dict):
         return value
-    raise WaitFailed(
-        WaitFailure.FAULTED,
-        facts.chat.request_id,
-        WaitDetails(
-            fault_reason=UNREADABLE_ARGUMENTS, fault_rc=ReturnCode.CHAT_SUBMIT_NONCONFORMANT
-        ),
+    reason = (
+        "The reply cannot be given: the arguments of a call are no JSON object. Send the request"
+        " again."
     )
+    details = WaitDetails(fault_reason=reason, fault_rc=ReturnCode.CHAT_SUBMIT_NONCONFORMANT)
+    raise WaitFailed(WaitFailure.FAULTED, facts.chat.request_id, details)
 
 
 def build_stop(facts: MessageFacts, reply: CompletedReply) -> JsonObject:

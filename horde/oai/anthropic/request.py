@@ -24,14 +24,13 @@ from horde.chat_contract import (
     JsonObject,
     parse_horde_options,
 )
-from horde.oai._messages import drop_keys
 from horde.oai.anthropic.blocks import CHARACTERS_PER_REFUSED_TOKEN
 from horde.oai.anthropic.history import History, parse_history
 from horde.oai.anthropic.keys import ESTIMATE_READERS, READERS, refuse_key
 from horde.oai.anthropic.refusals import missing, refuse
 from horde.oai.anthropic.thinking import Thinking
 from horde.oai.anthropic.tools import Choice, ToolSet, build_choice
-from horde.oai.errors import RequestRefused, build_contract_refusal
+from horde.oai.errors import RequestRefused, build_contract_refusal, locate_names
 from horde.oai.readers import read_keys
 
 _MESSAGE_PATH: Final = re.compile(r"messages\[(\d{1,9})\].*", re.DOTALL)
@@ -108,7 +107,7 @@ class MessagesRequest:
         tools: ToolSet = read.get("tools") or ToolSet()
         config = read.get("output_config", {})
         thinking = read.get("thinking", Thinking()).with_effort(config.get("effort"))
-        own_options = drop_keys(read.get("horde") or {})
+        own_options = read.get("horde", {})
         horde = parse_horde_options(own_options)
         stream, max_tokens = bool(read.get("stream")), read.get("max_tokens", MIN_CHAT_MAX_TOKENS)
         if stream and horde.dry_run:
@@ -143,7 +142,7 @@ class MessagesRequest:
 
 
 def _build_sampling(read: JsonObject, *, stream: bool) -> JsonObject:
-    sent = {key: read[key] for key in ("temperature", "top_p") if key in read}
+    sent: JsonObject = {key: read[key] for key in ("temperature", "top_p") if key in read}
     if "stop_sequences" in read:
         sent["stop"] = read["stop_sequences"]
     return sent | ({"stream": True} if stream else {})
@@ -166,7 +165,9 @@ def _build_controls(read: JsonObject, tools: ToolSet) -> JsonObject:
 
 def _count_refused(history: History, tools: ToolSet) -> int:
     """Tokens that what cannot be served would take."""
-    return -(-(history.refused_characters + tools.refused_characters) // CHARACTERS_PER_REFUSED_TOKEN)
+    return -(
+        -(history.refused_characters + tools.refused_characters) // CHARACTERS_PER_REFUSED_TOKEN
+    )
 
 
 # --- paths
@@ -190,6 +191,9 @@ def _relocate(refused: RequestRefused) -> RequestRefused:
     """A refusal of the shared validation in this form's own names."""
     if refused.param is None:
         return refused
-    path = _locate(refused.param, [], [])
-    message = refused.message.replace(f"'{refused.param}'", f"'{path}'")
-    return RequestRefused(refused.code, message, path, status=refused.status)
+
+    def locate(param: str) -> str:
+        return _locate(param, [], [])
+
+    message = locate_names(refused.message, locate)
+    return RequestRefused(refused.code, message, locate(refused.param), status=refused.status)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from horde.chat.strict_schema import check_strict_schemas
+from horde.chat.strict_schema import obeys_strict_rules
 from horde.chat.tools import parse_tools
 from horde.chat.wire import Function, JsonSchema, Tool, ToolChoice
 from horde.chat_contract import ChatRequestRefused, JsonObject
@@ -221,19 +221,9 @@ def _check_callers(tool: JsonObject, path: str) -> None:
 def _drop_loose_strictness(tool_set: ToolSet) -> None:
     """Strictness is a wish here: a schema that does not keep OpenAI's rules goes without."""
     for tool, origin in zip(tool_set.tools, tool_set.origins, strict=True):
-        if "strict" in tool["function"] and not is_strict_schema(tool["function"]["parameters"]):
+        if "strict" in tool["function"] and not obeys_strict_rules(tool["function"]["parameters"]):
             del tool["function"]["strict"]
             tool_set.dropped_hints.append(f"tools.{origin}.strict")
-
-
-def is_strict_schema(schema: JsonSchema) -> bool:
-    """Whether a schema keeps the rules of those that ask for `strict`."""
-    function: Function = {"name": "output", "parameters": schema, "strict": True}
-    try:
-        check_strict_schemas([{"type": "function", "function": function}], None)
-    except ChatRequestRefused:
-        return False
-    return True
 
 
 @dataclass(frozen=True, slots=True)
