@@ -6,7 +6,6 @@ Source: docs/reference/chat_requests.md, "Structured submit" and "Reasoning".
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final
 
 from horde_sdk.generation_parameters.text.chat_limits import MAX_CHAT_TEXT_BYTES
@@ -21,20 +20,12 @@ from horde.chat_contract import (
 from horde.exceptions import BadRequest
 from horde.json_body import replace_unstorable
 from horde.return_codes import ReturnCode
+from horde.shapes.jobs import SubmissionState
 
 MAX_NATIVE_FINISH_REASON_CHARACTERS: Final = 32
 MAX_REPORTED_TOKENS: Final = 10_000_000
 _CHAT_KEYS: Final = ("message", "model_id", "finish_reason", "fault_reason")
 _FINISH_REASONS: Final = tuple(reason.value for reason in ChatFinishReason)
-
-
-class SubmissionState(StrEnum):
-    """How a worker ended a job."""
-
-    OK = "ok"
-    CENSORED = "censored"
-    CSAM = "csam"
-    FAULTED = "faulted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""What workers send: a pop that asks for jobs."""
+"""What workers send: a pop that asks for jobs, and the reply to a text job."""
 
+from enum import StrEnum
 from typing import Annotated
 
 from pydantic import Field
@@ -48,3 +49,30 @@ class TextPopBody(LenientBody):
     def known_models(self) -> list[str]:
         """The models offered, each once, in order; the first 200 count."""
         return list(dict.fromkeys(self.models[:MAX_POPPED_MODELS]))
+
+
+class SubmissionState(StrEnum):
+    """How a worker ended a job."""
+
+    OK = "ok"
+    CENSORED = "censored"
+    CSAM = "csam"
+    FAULTED = "faulted"
+
+
+class GenerationMetadata(LenientBody):
+    """One entry of `gen_metadata` a text worker may send."""
+
+    type: Annotated[str, Field(max_length=255)]
+    value: Annotated[str, Field(max_length=255)]
+    ref: Annotated[str, Field(max_length=255)] | None = None
+
+
+class TextSubmitBody(LenientBody):
+    """The keys of a text job's submit."""
+
+    id: str
+    generation: str
+    state: SubmissionState = Field(default=SubmissionState.OK, strict=False)
+    seed: Annotated[WholeNumber, Field(ge=-(2**63), le=2**63 - 1)] = 0
+    gen_metadata: Values[GenerationMetadata] = Field(default_factory=list)

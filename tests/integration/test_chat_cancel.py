@@ -20,8 +20,9 @@ from sqlalchemy import select, text
 
 from devtools.services import ServiceAddresses
 from horde import chat_progress, redis_ctrl
-from horde.apis.v2 import _chat_cancel as cancelling
-from horde.apis.v2 import _text_submit as submitting
+from horde.actions.cancel import settle_streamed_jobs
+from horde.actions.settle_jobs import settle_or_refuse
+from horde.apis.requests import CONFIG_EXTENSION
 from horde.classes.base.kudos import KudosPosting
 from horde.classes.base.stats import TextGenState, TextGenStatistic
 from horde.classes.base.worker import WorkerPerformance
@@ -461,12 +462,17 @@ def test_of_settlement_and_cancel_one_wins_thousands_of_times(
         "gen_metadata": None,
     }
 
+    config = horde.app.extensions[CONFIG_EXTENSION]
+
     def submit(wp_id: str, job_id: str) -> str | None:
         with horde.app.app_context():
             copy = replace(facts, id=UUID(job_id), wp_id=UUID(wp_id))
             try:
-                submitting.settle_or_refuse(
-                    copy, Submitted(columns=columns, tokens=100, generated_tokens=100), now=now
+                settle_or_refuse(
+                    copy,
+                    Submitted(columns=columns, tokens=100, generated_tokens=100),
+                    config=config,
+                    now=now,
                 )
             except BadRequest as refusal:
                 return refusal.rc
@@ -476,7 +482,7 @@ def test_of_settlement_and_cancel_one_wins_thousands_of_times(
         with horde.app.app_context(), transaction() as session:
             is_cancelled = cancel_text_request(session, UUID(wp_id), now)
             if is_cancelled:
-                cancelling.settle_streamed_jobs(session, UUID(wp_id), {UUID(job_id): 200}, now)
+                settle_streamed_jobs(session, UUID(wp_id), {UUID(job_id): 200}, config, now)
         return is_cancelled
 
     rounds = race(pairs, submit, cancel, seconds=RACE_SECONDS, spread_seconds=0.002)

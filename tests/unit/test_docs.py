@@ -16,7 +16,6 @@ from pydantic import BaseModel
 
 from horde import exceptions
 from horde.apis.models import kobold as shapes
-from horde.apis.v2._text_submit import TextSubmitBody
 from horde.app import RESOURCE_MODULES
 from horde.chat.parameters import ACCEPTED_KEYS
 from horde.chat_contract import ChatHordeOptions, ChatRequestRefused
@@ -29,7 +28,7 @@ from horde.classes.kobold.text_params import (
 )
 from horde.classes.kobold.text_request import TextRequestBody
 from horde.return_codes import ReturnCode
-from horde.shapes.jobs import TextPopBody
+from horde.shapes.jobs import TextPopBody, TextSubmitBody
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

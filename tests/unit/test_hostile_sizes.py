@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
-from horde.apis.v2._text_submit import TextSubmitBody
 from horde.classes.kobold.chat_request import parse_chat_request
 from horde.classes.kobold.text_request import parse_text_request
 from horde.exceptions import BadRequest
 from horde.json_body import MAX_JSON_VALUE_COUNT, parse_json_body
 from horde.shapes.base import parse_shape
-from horde.shapes.jobs import TextPopBody
+from horde.shapes.jobs import TextPopBody, TextSubmitBody
 
 COUNT = 200_000
 LONGEST_SECONDS = 0.5  # one error for each value took seconds of a whole process

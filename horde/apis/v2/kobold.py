@@ -16,9 +16,11 @@ from flask_restx import Api, Namespace, Resource
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from horde import tally
-from horde.actions.job_faults import build_lost_refusal, fault
+from horde.actions.cancel import cancel_request
 from horde.actions.pop import Pop, pop_text_jobs
+from horde.actions.progress import parse_progress_post, take_progress
+from horde.actions.status import read_sent_request, show_request_status
+from horde.actions.submit import Submit, parse_text_body, prepare_chat_submission, submit_job
 from horde.apis.models import kobold as shapes
 from horde.apis.requests import (
     get_config,
@@ -29,12 +31,8 @@ from horde.apis.requests import (
 )
 from horde.apis.v2 import _chat_generate as chatting
 from horde.apis.v2 import _chat_images as picturing
-from horde.apis.v2 import _chat_reasons as explaining
 from horde.apis.v2 import _text_generate as generate
-from horde.apis.v2 import _text_progress as posting
 from horde.apis.v2 import _text_prompt as prompting
-from horde.apis.v2 import _text_status as following
-from horde.apis.v2 import _text_submit as submitting
 from horde.chat.images import (
     SubmittedImage,
     check_total_of_data_urls,
@@ -42,20 +40,13 @@ from horde.chat.images import (
 )
 from horde.chat.wire import Message
 from horde.chat_contract import MAX_CHAT_BODY_BYTES
-from horde.chat_progress import PostOutcome
 from horde.classes.kobold.chat_request import (
     ChatMessagesOffload,
     ChatRequest,
-    ChatSubmission,
-    SubmissionState,
     build_chat_messages_offload,
     build_worker_targeting,
-    check_submitted_model,
-    check_text_job_submission,
-    is_chat_submission,
     parse_chat_declaration_fields,
     parse_chat_request,
-    parse_chat_submission,
 )
 from horde.classes.kobold.text_params import check_text_param_rules
 from horde.classes.kobold.text_request import (
@@ -67,24 +58,18 @@ from horde.classes.kobold.text_request import (
 from horde.classes.kobold.waiting_prompt import OperationKeyClaim
 from horde.clock import utcnow
 from horde.database.functions import TextWorkerBounds, get_highest_text_worker_limits
-from horde.database.stats import get_horde_modes
-from horde.database.text_admission import UNKNOWN_KEY, Submitter
+from horde.database.text_admission import Submitter
 from horde.database.text_functions import find_chat_operation_claim, is_chat_model_served
-from horde.database.text_jobs import JobFacts, find_job, show_fake_as_real
 from horde.database.text_requests import (
     mark_messages_offloaded,
     require_worker_ids,
 )
-from horde.database.users import find_caller
-from horde.db import reading, retry_deadlocks, run_transaction, transaction
+from horde.db import retry_deadlocks, run_transaction, transaction
 from horde.exceptions import (
     Forbidden,
-    HordeError,
     NotFound,
-    PayloadInvalid,
     ServiceUnavailable,
     TooManyRequests,
-    Unauthorized,
 )
 from horde.limiter import (
     count_refused_progress,
@@ -420,14 +405,14 @@ class TextAsyncStatus(Resource):
     @limit_status_read
     def get(self, id: str) -> dict[str, Any]:  # noqa: A002 (the path's own name)
         """The status with every finished generation."""
-        return following.answer_status(id, is_chat=False)
+        return show_request_status(id, get_config(), is_chat=False)
 
     @namespace.response(200, "The status", text_status)
     @shapes.document_refusals(namespace, 404, 429, 503)
     @limit_status_delete
     def delete(self, id: str) -> dict[str, Any]:  # noqa: A002
         """Cancel; 200 with the status before the cancel."""
-        return following.answer_cancel(id, is_chat=False)
+        return cancel_request(id, get_config(), is_chat=False)
 
 
 @namespace.route("/text/request/<string:id>")
@@ -440,7 +425,7 @@ class TextAsyncRequest(Resource):
     @limit_status_read
     def get(self, id: str) -> tuple[dict[str, Any], int, dict[str, str]]:  # noqa: A002
         """The request in the shape of its submission, with the prompt as it was sent."""
-        sent = following.answer_request(id, require_api_key())
+        sent = read_sent_request(id, require_api_key())
         return sent, 200, {"Cache-Control": "private, no-store"}
 
 
@@ -453,14 +438,14 @@ class ChatAsyncStatus(Resource):
     @limit_status_read
     def get(self, id: str) -> dict[str, Any]:  # noqa: A002
         """The status with every finished generation and its structured reply."""
-        return following.answer_status(id, is_chat=True)
+        return show_request_status(id, get_config(), is_chat=True)
 
     @namespace.response(200, "The status", chat_status)
     @shapes.document_refusals(namespace, 404, 429, 503)
     @limit_status_delete
     def delete(self, id: str) -> dict[str, Any]:  # noqa: A002
         """Cancel, as text."""
-        return following.answer_cancel(id, is_chat=True)
+        return cancel_request(id, get_config(), is_chat=True)
 
 
 @namespace.route("/text/pop")
@@ -502,87 +487,17 @@ class TextJobSubmit(Resource):
     @limit_submit
     def post(self) -> dict[str, Any]:
         """Store a reply or a fault; 200 {reward}."""
-        raw = read_json_object(replace_unstorable_characters=True)
-        text_body = None if is_chat_submission(raw) else parse_shape(submitting.TextSubmitBody, raw)
-        api_key = require_api_key()
-        now = utcnow()
-        job, is_raid = self.require_submittable(raw.get("id"), api_key)
-        if job.is_chat:
-            return {"reward": self.submit_chat(raw, job, is_raid=is_raid, now=now)}
-        return {"reward": self.submit_text(raw, text_body, job, is_raid=is_raid, now=now)}
-
-    @staticmethod
-    def require_submittable(job_id: object, api_key: str) -> tuple[JobFacts, bool]:
-        """The job of a submit and whether there is a raid; raises NotFound, Unauthorized or
-        Forbidden.
-        """
-        if not isinstance(job_id, str):
-            raise PayloadInvalid({"id": "has to be a string"})
-        parsed = submitting.parse_job_id(job_id)
-        with reading() as session:
-            job = None if parsed is None else find_job(session, parsed)
-            caller = find_caller(session, api_key)
-            is_raid = get_horde_modes(session).raid
-        if job is not None and caller is None:
-            raise Unauthorized(UNKNOWN_KEY, ReturnCode.INVALID_API_KEY)
-        return show_fake_as_real(submitting.require_job(job, caller, job_id), utcnow()), is_raid
-
-    @staticmethod
-    def submit_text(
-        raw: dict[str, object],
-        body: submitting.TextSubmitBody | None,
-        job: JobFacts,
-        *,
-        is_raid: bool,
-        now: datetime,
-    ) -> float:
-        """The reply of a text job."""
-        if body is None:
-            check_text_job_submission(raw)
-            body = submitting.parse_text_submission_with_chat_keys(raw)
-        if body.state is SubmissionState.FAULTED:
-            return fault(job, is_raid=is_raid, now=now)
-        if not job.is_pending:
-            raise build_lost_refusal(job)
-        return submitting.settle_or_refuse(
-            job, submitting.build_text_submission(body, job), now=now
+        raw_body = read_json_object(replace_unstorable_characters=True)
+        submit = Submit(
+            raw_body=raw_body,
+            text_body=parse_text_body(raw_body),
+            api_key=require_api_key(),
+            config=get_config(),
+            now=utcnow(),
         )
+        return {"reward": submit_job(submit)}
 
-    def submit_chat(
-        self, raw: dict[str, object], job: JobFacts, *, is_raid: bool, now: datetime
-    ) -> float:
-        """The structured reply of a chat job; a refused one is recorded and leaves the job
-        pending.
-        """
-        is_fault = raw.get("state") == SubmissionState.FAULTED
-        if not job.is_pending and not (is_fault and job.is_faulted):
-            raise build_lost_refusal(job)
-        try:
-            submission = self.prepare_chat_submission(raw, job)
-            if submission.state is SubmissionState.FAULTED:
-                return self.fault_chat(submission, job, is_raid=is_raid, now=now)
-            submitted, dropped_tool_calls = submitting.verify_chat_submission(submission, job)
-        except HordeError as refused:
-            explaining.record_refusal(job, refused)
-            raise
-        return submitting.settle_or_refuse(
-            job, submitted, dropped_tool_calls=dropped_tool_calls, now=now
-        )
-
-    @staticmethod
-    def prepare_chat_submission(raw: dict[str, object], job: JobFacts) -> ChatSubmission:
-        """The submit with its shape and its model checked; raises BadRequest."""
-        submission = parse_chat_submission(raw)
-        check_submitted_model(submission, job.assigned_model)
-        return submission
-
-    def fault_chat(
-        self, submission: ChatSubmission, job: JobFacts, *, is_raid: bool, now: datetime
-    ) -> float:
-        """End a chat job that its worker gave up, with the worker's known reason."""
-        submitting.count_worker_fault(submission.fault_reason, job)
-        explaining.record_worker_fault(job, submission.fault_reason)
-        return fault(job, is_raid=is_raid, now=now, fault_reason=submission.fault_reason)
+    prepare_chat_submission = staticmethod(prepare_chat_submission)
 
 
 @namespace.route("/text/progress")
@@ -598,20 +513,11 @@ class TextJobProgress(Resource):
         """Append to the request's stream; 200 {accepted_seq, cancelled}. The lease alone tells who
         may post.
         """
-        post = posting.parse_progress_post(read_json_object(replace_unstorable_characters=True))
-        api_key = require_api_key()
-        now = utcnow()
-        appended = posting.append(post, api_key, now)
-        if appended.outcome is PostOutcome.NO_LEASE:
-            count_refused_progress()
-            raise posting.find_refusal_without_lease(post, now)
-        if appended.outcome is PostOutcome.WRONG_KEY:
-            count_refused_progress()
-        posting.check_accepted(appended, post)
-        if post.seq == 1 and not appended.is_fake:
-            tally.count_seconds(tally.FIRST_TOKEN, appended.age_seconds)
-        is_cancelled = posting.renew_lease(appended, post)
-        return {"accepted_seq": appended.seq, "cancelled": is_cancelled}
+        post = parse_progress_post(read_json_object(replace_unstorable_characters=True))
+        accepted = take_progress(
+            post, require_api_key(), utcnow(), count_refused=count_refused_progress
+        )
+        return {"accepted_seq": accepted.seq, "cancelled": accepted.is_cancelled}
 
 
 def register(api: Api) -> None:

@@ -74,7 +74,6 @@ from horde.chat.stored_objects import (
 from horde.chat.strict_schema import check_strict_schemas, find_strict_schema
 from horde.chat.submission import (
     ChatSubmission,
-    SubmissionState,
     check_submitted_model,
     check_text_job_submission,
     is_chat_submission,
@@ -113,6 +112,7 @@ from horde.classes.kobold.text_params import (
 )
 from horde.exceptions import PayloadInvalid
 from horde.json_body import replace_unstorable
+from horde.shapes.jobs import SubmissionState
 
 __all__ = [
     "CHAT_STREAM_PROGRESS_KEY",

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""The steps of a progress post: its shape, its lease, what a post without one is told, the job's
-deadline.
+"""A worker's post of what it has generated so far: its shape, its lease, what a post without one is
+told, and the job's deadline.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
 
 from sqlalchemy.exc import DBAPIError
 
-from horde import chat_progress, metrics
+from horde import chat_progress, metrics, tally
 from horde.chat_progress import AppendResult, LeaseRenewal, PostOutcome, ProgressPost
 from horde.classes.kobold.processing_generation import (
     LeaseWriting,
@@ -73,6 +74,36 @@ def _parse_text(delta: dict[str, object], key: str) -> str:
     if not isinstance(value, str):
         raise BadRequest(f"'delta.{key}' has to be a string.")
     return value
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedProgress:
+    """What the worker of an accepted post is told."""
+
+    seq: int
+    is_cancelled: bool
+
+
+def take_progress(
+    post: PostBody, api_key: str, now: datetime, *, count_refused: Callable[[], None]
+) -> AcceptedProgress:
+    """Append a post to its request's stream. The lease alone tells who may post.
+
+    `count_refused` is called for a post that no lease covers, before anything is read for it; it
+    may refuse the post for being one of too many. Raises NotFound, Forbidden, Conflict,
+    RequestTooLarge, or ServiceUnavailable while Redis is away.
+    """
+    appended = append(post, api_key, now)
+    if appended.outcome is PostOutcome.NO_LEASE:
+        count_refused()
+        raise find_refusal_without_lease(post, now)
+    if appended.outcome is PostOutcome.WRONG_KEY:
+        count_refused()
+    check_accepted(appended, post)
+    if post.seq == 1 and not appended.is_fake:
+        tally.count_seconds(tally.FIRST_TOKEN, appended.age_seconds)
+    is_cancelled = renew_lease(appended, post)
+    return AcceptedProgress(appended.seq, is_cancelled)
 
 
 def append(post: PostBody, api_key: str, now: datetime) -> AppendResult:
