@@ -20,8 +20,8 @@ from sqlalchemy import delete, func, insert, select
 
 from devtools.services import ServiceAddresses
 from horde import image, r2, redis_ctrl
+from horde.actions import load_images, queue_requests, store_objects
 from horde.apis.requests import CONFIG_EXTENSION
-from horde.apis.v2 import _chat_images, _text_generate, kobold
 from horde.chat.stored_objects import count_inlined_bytes
 from horde.chat_contract import MAX_CHAT_IMAGE_BYTES, MAX_CHAT_IMAGE_TOTAL_BYTES_UNTRUSTED
 from horde.classes.base.kudos import KudosReservation
@@ -410,7 +410,7 @@ def test_a_request_has_two_images_encoded_at_a_time_and_keeps_their_order(
             with lock:
                 running -= 1
 
-    monkeypatch.setattr(_chat_images, "encode_chat_image", encode)
+    monkeypatch.setattr(load_images, "encode_chat_image", encode)
     widths = [64, 128, 192, 256]
     pictures = [build_data_url(draw("RGB", "PNG", RED, size=(width, 32))) for width in widths]
     request_id = horde.queue(messages=with_images(*pictures), max_tokens=64)
@@ -506,7 +506,7 @@ def test_what_a_worker_reads_stays_within_the_bound_of_a_body(
     start_anew()
     horde.take_nothing(**SEES)
     r2.delete_objects(list_stored())
-    monkeypatch.setattr(_chat_images, "MAX_CHAT_BODY_BYTES", size)
+    monkeypatch.setattr(load_images, "MAX_CHAT_BODY_BYTES", size)
     assert refuse(horde, PICTURE, PICTURE, PICTURE)[:2] == (413, "RequestTooLarge")
     answer = horde.submit(
         messages=with_images(PICTURE, PICTURE, text="What is in these\u0001"), max_tokens=64
@@ -541,7 +541,7 @@ def test_an_image_is_refused_only_after_every_other_check(
 def test_slow_hosts_take_half_a_minute_of_a_request_at_most(
     horde: ChatHorde, host: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_chat_images, "FETCH_SECONDS_OF_A_REQUEST", 0.5)
+    monkeypatch.setattr(load_images, "FETCH_SECONDS_OF_A_REQUEST", 0.5)
 
     answer = Host.answer
 
@@ -603,7 +603,7 @@ def test_a_silent_store_holds_one_request_and_not_the_next(
 def test_a_failed_activation_leaves_no_object(
     horde: ChatHorde, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_text_generate, "activate_text_request", lambda *_args, **_kwargs: False)
+    monkeypatch.setattr(queue_requests, "activate_text_request", lambda *_args, **_kwargs: False)
     assert horde.submit(messages=with_images(PICTURE), max_tokens=64).status_code == 503
     assert list_stored() == []
 
@@ -611,9 +611,9 @@ def test_a_failed_activation_leaves_no_object(
 @pytest.mark.parametrize(
     ("module", "name"),
     [
-        (_chat_images, "encode_chat_image"),
-        (kobold, "upload_source_image"),
-        (_text_generate, "activate_text_request"),
+        (load_images, "encode_chat_image"),
+        (store_objects, "upload_source_image"),
+        (queue_requests, "activate_text_request"),
     ],
 )
 def test_whatever_ends_a_submit_before_its_activation_takes_everything_back(
@@ -636,7 +636,7 @@ def test_a_request_whose_activation_was_answered_too_late_is_not_taken_back(
     horde: ChatHorde, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The connection may break after the commit: workers see the request then."""
-    activate = _text_generate.run_transaction
+    activate = queue_requests.run_transaction
 
     def lose_the_answer(work: Any) -> Any:
         answer = activate(work)
@@ -645,7 +645,7 @@ def test_a_request_whose_activation_was_answered_too_late_is_not_taken_back(
         return answer
 
     with monkeypatch.context() as patched:
-        patched.setattr(_text_generate, "run_transaction", lose_the_answer)
+        patched.setattr(queue_requests, "run_transaction", lose_the_answer)
         answer = horde.submit(messages=with_images(PICTURE), max_tokens=64)
     assert answer.status_code == 503
     assert (count_rows()[0], len(list_stored())) == (1, 1)
@@ -656,13 +656,13 @@ def test_of_two_submissions_with_one_key_the_loser_leaves_no_object(
     horde: ChatHorde, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     barrier = threading.Barrier(2)
-    activate = _text_generate.activate_text_request
+    activate = queue_requests.activate_text_request
 
     def meet(*args: Any, **kwargs: Any) -> bool:
         barrier.wait(10)
         return activate(*args, **kwargs)
 
-    monkeypatch.setattr(_text_generate, "activate_text_request", meet)
+    monkeypatch.setattr(queue_requests, "activate_text_request", meet)
     body = {
         "messages": with_images(PICTURE),
         "max_tokens": 64,
@@ -716,9 +716,9 @@ def test_no_connection_to_the_database_is_held_while_images_are_fetched_decoded_
         monkeypatch.setattr(module, name, call)
 
     for module, name in (
-        (_chat_images, "load_chat_image"),
-        (_chat_images, "encode_chat_image"),
-        (kobold, "upload_source_image"),
+        (load_images, "load_chat_image"),
+        (load_images, "encode_chat_image"),
+        (store_objects, "upload_source_image"),
     ):
         watch(module, name)
     horde.queue(messages=with_images(f"{host[0]}/picture", PICTURE), max_tokens=64)

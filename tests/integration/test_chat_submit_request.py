@@ -17,9 +17,8 @@ from sqlalchemy import delete, func, insert, select
 from werkzeug.test import EnvironBuilder, run_wsgi_app
 
 from devtools.services import ServiceAddresses
+from horde.actions import queue_chat
 from horde.apis.requests import CONFIG_EXTENSION
-from horde.apis.v2 import _text_generate
-from horde.apis.v2.kobold import ChatAsyncGenerate
 from horde.chat_contract import MAX_CHAT_BODY_BYTES
 from horde.classes.base.kudos import KudosReservation
 from horde.classes.base.stats import Filter, HordeSettings
@@ -432,19 +431,19 @@ def test_a_submission_refused_because_its_twin_took_the_last_place_gets_the_twin
 ) -> None:
     _, key = make_user(concurrency=1)
     options = {"operation_key": str(uuid4())}
-    activate = _text_generate.activate
+    activate = queue_chat.activate
     twins: list[Any] = []
 
     def activate_after_the_twin_was_judged(*arguments: Any, **named: Any) -> None:
-        monkeypatch.setattr(_text_generate, "activate", activate)
+        monkeypatch.setattr(queue_chat, "activate", activate)
         activate(*arguments, **named)
-        monkeypatch.setattr(ChatAsyncGenerate, "queue", lambda *_: refuse())
+        monkeypatch.setattr(queue_chat, "_queue", lambda *_: refuse())
         twins.append(served.submit(key=key, horde=options))
 
     def refuse() -> None:
         raise TooManyRequests("Parallel requests", ReturnCode.TOO_MANY_PROMPTS)
 
-    monkeypatch.setattr(_text_generate, "activate", activate_after_the_twin_was_judged)
+    monkeypatch.setattr(queue_chat, "activate", activate_after_the_twin_was_judged)
     first = served.submit(key=key, horde=options)
     assert (first.status_code, twins[0].status_code) == (202, 200)
     assert twins[0].json["id"] == first.json["id"]
@@ -454,14 +453,14 @@ def test_the_loser_of_a_race_for_another_body_is_told_of_the_conflict(
     served: ChatHorde, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = {"operation_key": str(uuid4())}
-    store = _text_generate.store
+    store = queue_chat.store
 
     def store_after_another(*arguments: Any) -> None:
         store(*arguments)
-        monkeypatch.setattr(_text_generate, "store", store)
+        monkeypatch.setattr(queue_chat, "store", store)
         assert served.submit(horde=options).status_code == 202
 
-    monkeypatch.setattr(_text_generate, "store", store_after_another)
+    monkeypatch.setattr(queue_chat, "store", store_after_another)
     answer = served.submit(
         horde=options, messages=[{"role": "user", "content": "Something else."}], max_tokens=16
     )

@@ -5,72 +5,41 @@ Each method is the list of its steps in the order in which they may refuse; the 
 neighbours. Source: docs/reference/text_requests.md and docs/reference/chat_requests.md.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from datetime import datetime
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
-from uuid import UUID
 
 from flask_restx import Api, Namespace, Resource
-from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import Session
 
 from horde.actions.cancel import cancel_request
+from horde.actions.load_images import load_chat_images
 from horde.actions.pop import Pop, pop_text_jobs
 from horde.actions.progress import parse_progress_post, take_progress
+from horde.actions.queue_chat import ensure_model_known, queue_chat
+from horde.actions.queue_requests import Queued, RequestContext, activate
+from horde.actions.queue_text import queue_text
 from horde.actions.status import read_sent_request, show_request_status
+from horde.actions.store_objects import prepare_messages_offload, upload_source_images
 from horde.actions.submit import Submit, parse_text_body, prepare_chat_submission, submit_job
 from horde.apis.models import kobold as shapes
 from horde.apis.requests import (
+    get_client_address,
+    get_client_agent,
     get_config,
     get_peer_address,
+    is_proxied,
     read_json_body,
     read_json_object,
     require_api_key,
 )
-from horde.apis.v2 import _chat_generate as chatting
-from horde.apis.v2 import _chat_images as picturing
-from horde.apis.v2 import _text_generate as generate
-from horde.apis.v2 import _text_prompt as prompting
-from horde.chat.images import (
-    SubmittedImage,
-    check_total_of_data_urls,
-    list_kept_images,
-)
-from horde.chat.wire import Message
 from horde.chat_contract import MAX_CHAT_BODY_BYTES
 from horde.classes.kobold.chat_request import (
-    ChatMessagesOffload,
-    ChatRequest,
-    build_chat_messages_offload,
-    build_worker_targeting,
     parse_chat_declaration_fields,
     parse_chat_request,
 )
-from horde.classes.kobold.text_params import check_text_param_rules
 from horde.classes.kobold.text_request import (
-    MAX_MODEL_NAME_LENGTH,
-    MAX_TARGETED_WORKERS,
-    TextRequest,
     parse_text_request,
 )
-from horde.classes.kobold.waiting_prompt import OperationKeyClaim
 from horde.clock import utcnow
-from horde.database.functions import TextWorkerBounds, get_highest_text_worker_limits
-from horde.database.text_admission import Submitter
-from horde.database.text_functions import find_chat_operation_claim, is_chat_model_served
-from horde.database.text_requests import (
-    mark_messages_offloaded,
-    require_worker_ids,
-)
-from horde.db import retry_deadlocks, run_transaction, transaction
-from horde.exceptions import (
-    Forbidden,
-    NotFound,
-    ServiceUnavailable,
-    TooManyRequests,
-)
 from horde.limiter import (
     count_refused_progress,
     exempt_from_limits,
@@ -80,10 +49,8 @@ from horde.limiter import (
     limit_status_read,
     limit_submit,
     limit_text_submit,
+    whitelist_address,
 )
-from horde.model_reference import is_known_text_model
-from horde.r2 import StoreLeftAlone, StoreUnavailable, upload_chat_messages, upload_source_image
-from horde.return_codes import ReturnCode
 from horde.shapes.base import parse_shape
 from horde.shapes.jobs import TextPopBody
 
@@ -117,75 +84,27 @@ class TextAsyncGenerate(Resource):
     @namespace.response(200, "Dry run", quote)
     @shapes.document_refusals(namespace, *shapes.BODY_REFUSALS, 401, 403, 404)
     @limit_text_submit
-    def post(self) -> tuple[dict[str, Any], int]:
+    def post(self) -> tuple[Mapping[str, Any], int]:
         """Queue a text request. 202 {id, kudos, message?}; 200 {kudos, resolved} for a dry run."""
         text = parse_text_request(read_json_object())
-        api_key = require_api_key()
-        reporting = generate.reporting_rejected_prompts(
-            api_key, text.body.models, is_chat=False, proxied_account=text.body.proxied_account
-        )
-        with reporting:
-            return retry_deadlocks(lambda: self.queue(text, api_key, utcnow()))
+        return answer_queued(queue_text(text, build_request_context()))
 
-    @staticmethod
-    def queue(text: TextRequest, api_key: str, now: datetime) -> tuple[dict[str, Any], int]:
-        """The steps from the account to the activation."""
-        with transaction() as session:
-            submitted_prompt, style = text.body.prompt, prompting.find_style(session, text)
-            text = prompting.apply_style(text, style)
-            context_length = prompting.size_text_request(session, text, style, now)
-            is_raid = generate.check_maintenance(session)
-            prompting.check_webhook(text)
-            submitter = generate.check_submitter(
-                session,
-                api_key,
-                allow_downgrade=text.body.allow_downgrade,
-                proxied_account=text.body.proxied_account,
-                style_sharedkey_id=None if style is None else style.sharedkey_id,
-                now=now,
-            )
-            prompting.check_images_and_prompt(submitter, text)
-            models = tuple(dict.fromkeys(text.body.models))
-            worker_ids = require_worker_ids(session, text.body.workers[:MAX_TARGETED_WORKERS])
-            prompting.check_batching(submitter, text)
-            generate.check_limits(session, submitter, n=text.n, models=models)
-            prompt = prompting.moderate_prompt(
-                session, submitter, text, submitted_prompt=submitted_prompt
-            )
-            check_text_param_rules(
-                text.params, max_length=text.max_length, max_context_length=context_length
-            )
-            prompting.check_no_images(text)
-            facts = prompting.build_facts(
-                text,
-                models,
-                user_id=submitter.caller.id,
-                worker_ids=worker_ids,
-                max_context_length=context_length,
-            )
-            stored = generate.admit(
-                session,
-                submitter,
-                facts,
-                n=text.n,
-                allow_downgrade=text.body.allow_downgrade,
-                is_dry_run=text.body.dry_run,
-                now=now,
-            )
-            stored = replace(stored, style=style)
-            if text.body.dry_run:
-                return prompting.answer_text_dry_run(text, prompt, stored), 200
-            generate.store(
-                session,
-                stored,
-                prompting.build_content(
-                    text, prompt, stored, worker_ids, submitted_prompt=submitted_prompt
-                ),
-                now,
-            )
-        with generate.taking_back(stored, now):
-            generate.activate(stored, claim=None, now=now)
-        return generate.build_accepted(stored, is_raid=is_raid), 202
+
+def build_request_context() -> RequestContext:
+    """What the request at hand comes with beside its body; raises PayloadInvalid without a key."""
+    return RequestContext(
+        api_key=require_api_key(),
+        address=get_client_address(),
+        is_proxied=is_proxied(),
+        client_agent=get_client_agent(),
+        config=get_config(),
+        widen_limits=lambda: whitelist_address(get_client_address()),
+    )
+
+
+def answer_queued(queued: Queued) -> tuple[Mapping[str, Any], int]:
+    """202 for a new request, 200 for a dry run and a repeated operation key."""
+    return queued.body, 202 if queued.is_new else 200
 
 
 def read_chat_request_body() -> object:
@@ -207,193 +126,18 @@ class ChatAsyncGenerate(Resource):
     @namespace.response(200, "Dry run or repeated operation key", quote)
     @shapes.document_refusals(namespace, *shapes.BODY_REFUSALS, 401, 403, 404)
     @limit_chat_submit
-    def post(self) -> tuple[dict[str, Any], int]:
+    def post(self) -> tuple[Mapping[str, Any], int]:
         """Queue a chat request. 202 {id, kudos, message?}; 200 for a dry run or a repeated
         operation key.
         """
         chat = parse_chat_request(read_chat_request_body())
-        api_key = require_api_key()
-        claim = chatting.build_claim(chat)
-        try:
-            with generate.reporting_rejected_prompts(api_key, chat.models, is_chat=True):
-                return retry_deadlocks(lambda: self.queue(chat, api_key, claim, utcnow()))
-        except (Forbidden, TooManyRequests) as refused:
-            twin = chatting.find_twin(refused, api_key, claim)
-            if claim is None or twin is None:
-                raise
-            return chatting.answer_repeat(twin, claim), 200
+        return answer_queued(queue_chat(chat, build_request_context()))
 
-    def queue(
-        self, chat: ChatRequest, api_key: str, claim: OperationKeyClaim | None, now: datetime
-    ) -> tuple[dict[str, Any], int]:
-        """The steps from the operation key to the activation."""
-        with transaction() as session:
-            claimed = chatting.find_claim(session, api_key, claim)
-            if claim is not None and claimed is not None:
-                return chatting.answer_repeat(claimed, claim), 200
-            chatting.check_admission()
-            is_raid = generate.check_maintenance(session)
-            submitter = generate.check_submitter(session, api_key, allow_downgrade=False, now=now)
-            targeting = build_worker_targeting(chat.horde)
-            worker_ids = generate.check_targets_and_limits(
-                session, submitter, listed_workers=targeting.worker_ids, n=1, models=chat.models
-            )
-            moderated = chatting.moderate_messages(session, submitter, chat)
-            bounds = get_highest_text_worker_limits(session, chat.models, is_chat=True, now=now)
-            self.ensure_model_known(session, chat, bounds, now)
-            sized = chatting.size_chat_request(moderated, bounds)
-            check_text_param_rules(
-                chat.text_params,
-                max_length=sized.max_length,
-                max_context_length=sized.max_context_length,
-            )
-            images = list_kept_images(chat.messages, sized.messages)
-            facts = chatting.build_facts(
-                chat, sized, targeting, images, user_id=submitter.caller.id, worker_ids=worker_ids
-            )
-            chatting.check_kudos_cap(chat, facts, len(images))
-            stored = generate.admit(
-                session,
-                submitter,
-                facts,
-                n=1,
-                image_count=len(images),
-                allow_downgrade=False,
-                is_dry_run=chat.horde.dry_run,
-                now=now,
-            )
-            cap_bytes = chatting.get_image_total_cap(submitter)
-            check_total_of_data_urls(images, cap_bytes)
-            if chat.horde.dry_run:
-                return chatting.answer_chat_dry_run(chat, sized, stored), 200
-            content = chatting.build_content(chat, sized, stored.id, worker_ids)
-            generate.store(session, stored, content, now)
-        chatting.count_adjustments(chat, sized)
-        messages = content.messages or []
-        try:
-            with generate.taking_back(stored, now) as sent:
-                jpegs = self.load_chat_images(stored.id, images, messages, cap_bytes)
-                self.store_objects(stored.id, messages, jpegs, sent)
-                self.activate_waiting_prompt(stored, claim, now)
-        except IntegrityError:
-            repeated = self.find_winner(submitter, claim)
-            if repeated is None:
-                raise
-            return repeated, 200
-        return generate.build_accepted(stored, is_raid=is_raid), 202
-
-    @staticmethod
-    def ensure_model_known(
-        session: Session, chat: ChatRequest, bounds: TextWorkerBounds, now: datetime
-    ) -> None:
-        """Every listed model is known and at least one is served. Raises NotFound or Forbidden."""
-        for index, model in enumerate(chat.models):
-            if len(model) <= MAX_MODEL_NAME_LENGTH and (
-                is_known_text_model(model) or is_chat_model_served(session, model, now)
-            ):
-                continue
-            place = f"'models[{index}]': " if chat.lists_models else ""
-            name = model[:MAX_MODEL_NAME_LENGTH]  # of megabytes, none comes back
-            raise NotFound(
-                f"{place}The model '{name}' is not known to the horde.",
-                ReturnCode.UNKNOWN_CHAT_MODEL,
-            )
-        if bounds.worker_count:
-            return
-        if chat.lists_models:
-            names = ", ".join(f"'{model}'" for model in chat.models)
-            message = f"No worker is currently serving any of the models {names}."
-        else:
-            message = f"No worker is currently serving the model '{chat.models[0]}'."
-        raise Forbidden(message, ReturnCode.NO_ELIGIBLE_WORKER)
-
-    @staticmethod
-    def load_chat_images(
-        wp_id: UUID,
-        images: Sequence[SubmittedImage],
-        messages: Sequence[Message],
-        cap_bytes: int,
-    ) -> dict[str, bytes]:
-        """The images of an inactive request as they will be stored, by key.
-
-        `messages` are as stored. Takes seconds, so no transaction is open. Raises
-        ChatRequestRefused, RequestTooLarge, ServiceUnavailable.
-        """
-        jpegs = picturing.load_images(images, wp_id, cap_bytes=cap_bytes)
-        picturing.check_inlined_size(messages, jpegs)
-        return jpegs
-
-    @classmethod
-    def store_objects(
-        cls,
-        wp_id: UUID,
-        messages: list[Message],
-        jpegs: Mapping[str, bytes],
-        sent: list[str],
-    ) -> None:
-        """Put the images and the offloaded messages of an inactive request into the store, and note
-        in `sent` each key that was sent.
-
-        `messages` are as stored, `jpegs` by key. Raises ServiceUnavailable when the store is away.
-        """
-        offload = cls.prepare_messages_offload(wp_id, messages, jpegs)
-        try:
-            cls.upload_source_images(jpegs, sent)
-            if offload is not None:
-                sent.append(offload.key)
-                upload_chat_messages(offload.key, offload.body, is_gzipped=offload.is_gzipped)
-        except StoreUnavailable as error:
-            if isinstance(error, StoreLeftAlone):
-                sent.pop()
-            raise ServiceUnavailable(
-                STORE_AWAY, ReturnCode.CHAT_IMAGE_STORAGE_UNAVAILABLE
-            ) from error
-
-    @staticmethod
-    def prepare_messages_offload(
-        wp_id: UUID, messages: list[Message], jpegs: Mapping[str, bytes]
-    ) -> ChatMessagesOffload | None:
-        """The messages as one object, when the horde is set so and they are large; the row says so
-        before it is stored.
-        """
-        config = get_config()
-        if not config.chat_messages_offload_enabled:
-            return None
-        offload = build_chat_messages_offload(
-            wp_id,
-            messages,
-            jpegs,
-            largest_inline_bytes=config.chat_messages_offload_bytes,
-            packs=config.chat_messages_offload_gzip,
-        )
-        if offload is not None:
-            run_transaction(partial(mark_messages_offloaded, wp_id=wp_id))
-        return offload
-
-    @staticmethod
-    def upload_source_images(jpegs: Mapping[str, bytes], sent: list[str]) -> None:
-        """Store the images of a request, by key, and note in `sent` each that is tried. Raises
-        StoreUnavailable at the first that fails.
-        """
-        for key, jpeg in jpegs.items():
-            sent.append(key)
-            upload_source_image(key, jpeg)
-
-    @staticmethod
-    def activate_waiting_prompt(
-        stored: generate.StoredRequest, claim: OperationKeyClaim | None, now: datetime
-    ) -> None:
-        """Activate a stored request; raises IntegrityError for the loser of a race for its key."""
-        generate.activate(stored, claim=claim, now=now)
-
-    @staticmethod
-    def find_winner(submitter: Submitter, claim: OperationKeyClaim | None) -> dict[str, Any] | None:
-        """What the loser of a race for its key is answered; None when there was no such race."""
-        if claim is None:
-            return None
-        with transaction() as session:
-            winner = find_chat_operation_claim(session, submitter.caller.id, claim.key)
-        return None if winner is None else chatting.answer_repeat(winner, claim)
+    ensure_model_known = staticmethod(ensure_model_known)
+    load_chat_images = staticmethod(load_chat_images)
+    prepare_messages_offload = staticmethod(prepare_messages_offload)
+    upload_source_images = staticmethod(upload_source_images)
+    activate_waiting_prompt = staticmethod(activate)
 
 
 @namespace.route("/text/status/<string:id>")

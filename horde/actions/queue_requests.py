@@ -1,26 +1,25 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""The steps that queueing a text request and a chat request share, in the order in which they may
-refuse.
+"""What queueing a text request and queueing a chat request share, in the order in which the steps
+may refuse.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
-from typing import Any
 from uuid import UUID, uuid4
 
 from sqlalchemy.orm import Session
 
 from horde.actions.prompt_rejections import RejectedPrompt, report_prompt_rejection
-from horde.apis.requests import get_client_address, get_client_agent, get_config, is_proxied
 from horde.classes.kobold.pricing import compute_activation_tax, round_quote
 from horde.classes.kobold.waiting_prompt import (
     OperationKeyClaim,
     TextWaitingPrompt,
 )
 from horde.classes.kobold.worker import TextRequestFacts
+from horde.config import Config
 from horde.database.addresses import check_address_timeout
 from horde.database.functions import (
     WorkerAvailability,
@@ -45,19 +44,42 @@ from horde.database.text_requests import (
     compute_starting_priority,
     delete_inactive_request,
     insert_text_request,
-    require_worker_ids,
 )
 from horde.db import run_transaction
 from horde.exceptions import BadRequest, Forbidden, ServiceUnavailable
-from horde.limiter import whitelist_address
 from horde.logger import surviving
 from horde.return_codes import ReturnCode
+from horde.shapes.requests import RequestAccepted, RequestQuote
 
 MAX_CLIENT_AGENT_LENGTH = 1000
 NO_WORKER_WARNING = (
     "Warning: No available workers can fulfill this request. It will expire in 20 minutes. "
     "Change its parameters, or wait for a worker that can serve it."
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestContext:
+    """What a request comes with beside its body: who sends it, from where, and under which settings.
+
+    Limits and countermeasures apply to `address`; `is_proxied` where a service asks on behalf of
+    whoever has it. `widen_limits` gives the address more room for a day.
+    """
+
+    api_key: str = field(repr=False)
+    address: str
+    is_proxied: bool
+    client_agent: str
+    config: Config
+    widen_limits: Callable[[], None] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queued:
+    """The answer to a request that was taken; not `is_new` is a dry run, or one that was repeated."""
+
+    body: RequestAccepted | RequestQuote
+    is_new: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,18 +111,18 @@ def check_maintenance(session: Session) -> bool:
     return modes.raid
 
 
-def trust_direct_address(submitter: Submitter) -> None:
+def trust_direct_address(submitter: Submitter, context: RequestContext) -> None:
     """Whitelist for a day the address a trusted, education or service account asks from
     directly.
     """
     caller = submitter.caller
-    if (caller.is_trusted or caller.is_education or caller.is_service) and not is_proxied():
-        whitelist_address(get_client_address())
+    if (caller.is_trusted or caller.is_education or caller.is_service) and not context.is_proxied:
+        context.widen_limits()
 
 
 def check_submitter(
     session: Session,
-    api_key: str,
+    context: RequestContext,
     *,
     allow_downgrade: bool,
     proxied_account: str | None = None,
@@ -112,7 +134,7 @@ def check_submitter(
     """
     submitter = require_submitter(
         session,
-        api_key,
+        context.api_key,
         allow_downgrade=allow_downgrade,
         style_sharedkey_id=style_sharedkey_id,
         now=now,
@@ -125,30 +147,21 @@ def check_submitter(
             "This account is scheduled for deletion and cannot send requests.",
             ReturnCode.DELETED_USER,
         )
-    trust_direct_address(submitter)
+    trust_direct_address(submitter, context)
     return submitter
 
 
-def check_targets_and_limits(
+def check_limits(
     session: Session,
     submitter: Submitter,
+    context: RequestContext,
     *,
-    listed_workers: Sequence[str],
     n: int,
     models: Sequence[str],
-) -> tuple[UUID, ...]:
-    """Listed workers exist, the account has room, the address is not in timeout; the workers'
-    ids.
-    """
-    worker_ids = require_worker_ids(session, listed_workers)
-    check_limits(session, submitter, n=n, models=models)
-    return worker_ids
-
-
-def check_limits(session: Session, submitter: Submitter, *, n: int, models: Sequence[str]) -> None:
+) -> None:
     """The account has room, the address is not in timeout. Raises TooManyRequests or Forbidden."""
     check_concurrency(session, submitter.caller, n, models)
-    check_address_timeout(get_client_address(), for_worker=False)
+    check_address_timeout(context.address, for_worker=False)
 
 
 def compute_quote(facts: TextRequestFacts, n: int, image_count: int = 0) -> int:
@@ -172,12 +185,12 @@ def admit(
     image_count: int = 0,
     allow_downgrade: bool,
     is_dry_run: bool,
+    config: Config,
     now: datetime,
 ) -> StoredRequest:
     """Measure who can serve the request and let its output in; a hold is part of the caller's
     transaction.
     """
-    config = get_config()
     wp_id = uuid4()
 
     def measure(request: TextRequestFacts) -> WorkerAvailability:
@@ -210,15 +223,21 @@ def admit(
     )
 
 
-def store(session: Session, stored: StoredRequest, content: RequestContent, now: datetime) -> None:
+def store(
+    session: Session,
+    stored: StoredRequest,
+    content: RequestContent,
+    context: RequestContext,
+    now: datetime,
+) -> None:
     """Write the inactive row beside its hold."""
     submitter = stored.admission.submitter
     new = NewTextRequest(
         content=content,
         facts=stored.admission.facts,
         quote=stored.quote,
-        ipaddr=get_client_address()[:39],
-        client_agent=get_client_agent()[:MAX_CLIENT_AGENT_LENGTH],
+        ipaddr=context.address[:39],
+        client_agent=context.client_agent[:MAX_CLIENT_AGENT_LENGTH],
         sharedkey_id=submitter.sharedkey_id,
         sender=submitter.sender,
     )
@@ -273,17 +292,23 @@ def activate(stored: StoredRequest, *, claim: OperationKeyClaim | None, now: dat
     remember_availability(stored.id, stored.admission.facts, stored.availability)
 
 
-def build_accepted(stored: StoredRequest, *, is_raid: bool) -> dict[str, Any]:
-    """The body of a 202: a `message` warns while nobody online can serve it, except in a raid."""
-    body: dict[str, Any] = {"id": str(stored.id), "kudos": stored.quote}
+def build_accepted(stored: StoredRequest, *, is_raid: bool) -> Queued:
+    """The answer to a queued request: a `message` warns while nobody online can serve it, except in
+    a raid.
+    """
+    body = RequestAccepted(id=str(stored.id), kudos=stored.quote)
     if not stored.availability.workers and not is_raid:
         body["message"] = NO_WORKER_WARNING
-    return body
+    return Queued(body=body, is_new=True)
 
 
 @contextmanager
 def reporting_rejected_prompts(
-    api_key: str, models: Sequence[str], *, is_chat: bool, proxied_account: str | None = None
+    context: RequestContext,
+    models: Sequence[str],
+    *,
+    is_chat: bool,
+    proxied_account: str | None = None,
 ) -> Iterator[None]:
     """Count a prompt that moderation refuses against who sent it, and keep it as evidence; the
     refusal goes on.
@@ -292,7 +317,7 @@ def reporting_rejected_prompts(
         yield
     except PromptRejected as refused:
         report_prompt_rejection(
-            api_key,
+            context.api_key,
             RejectedPrompt(
                 refused.reason,
                 models=models,
@@ -300,8 +325,8 @@ def reporting_rejected_prompts(
                 proxied_account=proxied_account,
                 prompts=refused.prompts,
             ),
-            address=get_client_address(),
-            is_proxied=is_proxied(),
-            config=get_config(),
+            address=context.address,
+            is_proxied=context.is_proxied,
+            config=context.config,
         )
         raise

@@ -1,24 +1,35 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""The steps of queueing that only a text request has."""
+"""Queueing a text request: its checks in their order, its price, its row, and its activation.
 
-from collections.abc import Mapping
+Source: docs/reference/text_requests.md.
+"""
+
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
 from uuid import UUID
 
 from sqlalchemy.orm import Session
 
-from horde.apis.v2._text_generate import StoredRequest
-from horde.classes.base.style import (
-    DECIDED_BY_REQUEST,
-    fill_template,
-    find_param_above_ceiling,
-    merge_params,
+from horde.actions.queue_requests import (
+    Queued,
+    RequestContext,
+    StoredRequest,
+    activate,
+    admit,
+    build_accepted,
+    check_limits,
+    check_maintenance,
+    check_submitter,
+    reporting_rejected_prompts,
+    store,
+    taking_back,
 )
+from horde.actions.request_styles import apply_style, find_style
+from horde.classes.kobold.text_params import check_text_param_rules
 from horde.classes.kobold.text_request import (
     FREE_EXTRA_SOURCE_IMAGES,
     MAX_EXTRA_SOURCE_IMAGES,
+    MAX_TARGETED_WORKERS,
     TextContextFit,
     TextRequest,
     estimate_text_prompt_tokens,
@@ -26,88 +37,92 @@ from horde.classes.kobold.text_request import (
 )
 from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
 from horde.classes.kobold.worker import TextRequestFacts
+from horde.clock import utcnow
 from horde.database.functions import get_highest_text_worker_limits
 from horde.database.moderation import (
     check_prompt_left,
     find_prompt_rewrite,
     telling_what_was_judged,
 )
-from horde.database.styles import TEXT_TYPE, FoundStyle, choose_style, find_request_styles
+from horde.database.styles import FoundStyle
 from horde.database.text_admission import Submitter
-from horde.database.text_requests import RequestContent
+from horde.database.text_requests import RequestContent, require_worker_ids
+from horde.db import retry_deadlocks, transaction
 from horde.exceptions import BadRequest
 from horde.return_codes import ReturnCode
+from horde.shapes.requests import RequestQuote
 
 MAX_SOFTPROMPT_LENGTH = 255  # what the column holds
 
 
-def find_style(session: Session, text: TextRequest) -> FoundStyle | None:
-    """The style that a request names; of a collection one of those that take its fields.
+def queue_text(text: TextRequest, context: RequestContext) -> Queued:
+    """Queue a text request, or quote its price for a dry run.
 
-    Raises NotFound, and BadRequest for a style that is not for text or takes other fields.
+    Raises the refusals of docs/reference/text_requests.md in their order.
     """
-    fields = text.body.template_fields
-    if text.body.style is None:
-        if fields:
-            raise BadRequest(
-                "'template_fields' fill in the template of a 'style': send both.",
-                ReturnCode.TEMPLATE_FIELDS_REQUIRE_STYLE,
-            )
-        return None
-    found = find_request_styles(session, text.body.style)
-    if any(style.style_type != TEXT_TYPE for style in found):
-        raise BadRequest("This style is not for text.", ReturnCode.STYLE_MISMATCH)
-    if found[0].collection_id is None:
-        check_template_fields(found[0], fields)
-        return found[0]
-    fitting = [style for style in found if style.accepts_fields(fields)]
-    if not fitting:
-        raise BadRequest(
-            "No style of the collection takes exactly these 'template_fields'.",
-            ReturnCode.TEMPLATE_FIELDS_MATCH_NO_COLLECTION_STYLE,
-        )
-    return choose_style(fitting)
-
-
-def check_template_fields(style: FoundStyle, fields: Mapping[str, str]) -> None:
-    """The fields are those of the style, with none missing. Raises BadRequest."""
-    known = {entry["name"]: bool(entry.get("required")) for entry in style.template_fields}
-    unknown = sorted(fields.keys() - known.keys())
-    if unknown:
-        raise BadRequest(
-            f"The style has no template field '{unknown[0][:64]}'.",
-            ReturnCode.TEMPLATE_FIELD_UNKNOWN,
-        )
-    missing = sorted(
-        name for name, is_required in known.items() if is_required and name not in fields
+    reporting = reporting_rejected_prompts(
+        context, text.body.models, is_chat=False, proxied_account=text.body.proxied_account
     )
-    if missing:
-        raise BadRequest(
-            f"The style needs a value for its template field '{missing[0]}'.",
-            ReturnCode.TEMPLATE_FIELD_MISSING,
+    with reporting:
+        return retry_deadlocks(lambda: _queue(text, context, utcnow()))
+
+
+def _queue(text: TextRequest, context: RequestContext, now: datetime) -> Queued:
+    """The steps from the account to the activation."""
+    with transaction() as session:
+        submitted_prompt, style = text.body.prompt, find_style(session, text)
+        text = apply_style(text, style)
+        context_length = size_text_request(session, text, style, now)
+        is_raid = check_maintenance(session)
+        check_webhook(text)
+        submitter = check_submitter(
+            session,
+            context,
+            allow_downgrade=text.body.allow_downgrade,
+            proxied_account=text.body.proxied_account,
+            style_sharedkey_id=None if style is None else style.sharedkey_id,
+            now=now,
         )
-
-
-def apply_style(text: TextRequest, style: FoundStyle | None) -> TextRequest:
-    """The request as the style makes it: its prompt in the template, the style's models and params.
-
-    Of the request's own params stay `n`, the lengths where the style names none, and those that the
-    style lets it replace. Raises BadRequest for one above a ceiling of the style.
-    """
-    if style is None:
-        return text
-    params = merge_params(
-        style.params, text.params, style.parameter_policy, kept=DECIDED_BY_REQUEST
-    )
-    above = find_param_above_ceiling(params, style.parameter_policy)
-    if above is not None:
-        raise BadRequest(
-            f"The style allows '{above[0]}' of at most {above[1]}.",
-            ReturnCode.STYLE_PARAMETER_ABOVE_CEILING,
+        check_images_and_prompt(submitter, text)
+        models = tuple(dict.fromkeys(text.body.models))
+        worker_ids = require_worker_ids(session, text.body.workers[:MAX_TARGETED_WORKERS])
+        check_batching(submitter, text)
+        check_limits(session, submitter, context, n=text.n, models=models)
+        prompt = moderate_prompt(session, submitter, text, submitted_prompt=submitted_prompt)
+        check_text_param_rules(
+            text.params, max_length=text.max_length, max_context_length=context_length
         )
-    prompt = fill_template(style.prompt, text.body.prompt, text.body.template_fields)
-    body = text.body.model_copy(update={"prompt": prompt, "models": list(style.models)})
-    return replace(text, body=body, params=params)
+        check_no_images(text)
+        facts = build_facts(
+            text,
+            models,
+            user_id=submitter.caller.id,
+            worker_ids=worker_ids,
+            max_context_length=context_length,
+        )
+        stored = admit(
+            session,
+            submitter,
+            facts,
+            n=text.n,
+            allow_downgrade=text.body.allow_downgrade,
+            is_dry_run=text.body.dry_run,
+            config=context.config,
+            now=now,
+        )
+        stored = replace(stored, style=style)
+        if text.body.dry_run:
+            return Queued(body=answer_dry_run(text, prompt, stored))
+        store(
+            session,
+            stored,
+            build_content(text, prompt, stored, worker_ids, submitted_prompt=submitted_prompt),
+            context,
+            now,
+        )
+    with taking_back(stored, now):
+        activate(stored, claim=None, now=now)
+    return build_accepted(stored, is_raid=is_raid)
 
 
 def size_text_request(
@@ -167,6 +182,14 @@ def moderate_prompt(
     return prompt
 
 
+def check_no_images(text: TextRequest) -> None:
+    """Text takes no extra source images at all."""
+    if text.body.extra_source_images:
+        raise BadRequest(
+            "Text requests take no extra source images.", ReturnCode.INVALID_EXTRA_SOURCE_IMAGES
+        )
+
+
 def build_facts(
     text: TextRequest,
     models: tuple[str, ...],
@@ -222,7 +245,7 @@ def build_content(
     )
 
 
-def answer_text_dry_run(text: TextRequest, prompt: str, stored: StoredRequest) -> dict[str, Any]:
+def answer_dry_run(text: TextRequest, prompt: str, stored: StoredRequest) -> RequestQuote:
     """The quote and the request as it would run."""
     params = {key: value for key, value in text.params.items() if key != "n"}
     facts = stored.admission.facts
@@ -235,12 +258,4 @@ def answer_text_dry_run(text: TextRequest, prompt: str, stored: StoredRequest) -
         "estimated_prompt_tokens": estimate_text_prompt_tokens(prompt),
         "context_fit": text.context_fit.value,
     }
-    return {"kudos": stored.quote, "resolved": resolved}
-
-
-def check_no_images(text: TextRequest) -> None:
-    """Text takes no extra source images at all."""
-    if text.body.extra_source_images:
-        raise BadRequest(
-            "Text requests take no extra source images.", ReturnCode.INVALID_EXTRA_SOURCE_IMAGES
-        )
+    return RequestQuote(kudos=stored.quote, resolved=resolved)

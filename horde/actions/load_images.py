@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Taking the images of a chat request: fetched or decoded, checked against the requester's caps,
-encoded as they are stored.
+"""Loading the images of a chat request: fetched or decoded, held to the requester's bounds, encoded
+as they are stored.
 """
 
 import time
@@ -26,6 +26,19 @@ from horde.image import (
 )
 
 FETCH_SECONDS_OF_A_REQUEST = 30.0  # the front waits a minute for the whole submit
+
+
+def load_chat_images(
+    wp_id: UUID, images: Sequence[SubmittedImage], messages: Sequence[Message], cap_bytes: int
+) -> dict[str, bytes]:
+    """The images of an inactive request as they will be stored, by key.
+
+    `messages` are as stored. It takes seconds, so no transaction may be open. Raises
+    ChatRequestRefused, RequestTooLarge, ServiceUnavailable.
+    """
+    jpegs = load_images(images, wp_id, cap_bytes=cap_bytes)
+    check_inlined_size(messages, jpegs)
+    return jpegs
 
 
 def load_images(
