@@ -61,7 +61,6 @@ from horde.classes.kobold.chat_request import (
     size_chat_context,
 )
 from horde.classes.kobold.text_params import check_text_param_rules
-from horde.classes.kobold.text_request import MAX_MODEL_NAME_LENGTH
 from horde.classes.kobold.waiting_prompt import OperationKeyClaim, TextWaitingPrompt
 from horde.classes.kobold.worker import TextRequestFacts
 from horde.clock import utcnow
@@ -79,6 +78,7 @@ from horde.db import retry_deadlocks, transaction
 from horde.exceptions import BadRequest, Forbidden, NotFound, ServiceUnavailable, TooManyRequests
 from horde.model_reference import is_known_text_model
 from horde.return_codes import ReturnCode
+from horde.shapes.base import MAX_MODEL_NAME_LENGTH
 from horde.shapes.requests import RequestQuote
 
 

@@ -7,9 +7,7 @@ from typing import Any, Final
 
 from flask_restx import Api
 
-from horde import clock
-from horde.database.text_functions import get_chat_model_offers
-from horde.db import transaction
+from horde.actions.models import find_offered_chat_model
 from horde.exceptions import ServiceUnavailable
 
 EXAMPLE_MODEL: Final = "example-model"
@@ -76,11 +74,9 @@ field, and so asks for things that exclude each other.
 def find_chat_model() -> str:
     """A model that a chat worker offers now; a made-up one when there is none."""
     try:
-        with transaction() as session:
-            offers = get_chat_model_offers(session, clock.utcnow())
+        return find_offered_chat_model() or EXAMPLE_MODEL
     except ServiceUnavailable:
-        offers = {}
-    return next(iter(offers), EXAMPLE_MODEL)
+        return EXAMPLE_MODEL
 
 
 class DocumentedApi(Api):

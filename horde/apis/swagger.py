@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from flask_restx import Namespace
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 
 # Words of a schema that mean the same in Swagger 2.0.
 _KEPT = frozenset(
@@ -25,8 +25,8 @@ def build_body_model(namespace: Namespace, shape: type[BaseModel]) -> Any:
     return _build_model(namespace, shape, "validation")
 
 
-def build_answer_model(namespace: Namespace, shape: type[BaseModel]) -> Any:
-    """The restx model of an answer."""
+def build_answer_model(namespace: Namespace, shape: type) -> Any:
+    """The restx model of an answer: a pydantic class, or a TypedDict where one is too slow."""
     return _build_model(namespace, shape, "serialization")
 
 
@@ -41,10 +41,10 @@ def build_query_params(shape: type[BaseModel]) -> dict[str, Schema]:
 
 
 def _build_model(
-    namespace: Namespace, shape: type[BaseModel], mode: Literal["validation", "serialization"]
+    namespace: Namespace, shape: type, mode: Literal["validation", "serialization"]
 ) -> Any:
     return namespace.schema_model(
-        shape.__name__, convert_schema(shape.model_json_schema(mode=mode))
+        shape.__name__, convert_schema(TypeAdapter(shape).json_schema(mode=mode))
     )
 
 

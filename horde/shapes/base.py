@@ -16,6 +16,8 @@ from pydantic import (
 
 from horde.exceptions import PayloadInvalid
 
+MAX_MODEL_NAME_LENGTH = 255
+
 # Of the values of an array the first bad one alone is reported: a million errors take the whole
 # process for half a minute.
 type Values[T] = Annotated[list[T], FailFast()]

@@ -13,7 +13,7 @@ from sqlalchemy import func, select, update
 
 from devtools.services import ServiceAddresses
 from horde import redis_ctrl
-from horde.apis.v2 import base
+from horde.actions import models
 from horde.classes.base.processing_generation import ProcessingGeneration
 from horde.classes.base.user import UserRoleTypes
 from horde.classes.base.worker import WorkerPerformance
@@ -400,7 +400,7 @@ def leave(horde: ChatHorde, **changes: Any) -> Any:
 
 
 def list_models(horde: ChatHorde, query: str = "type=text&chat=true") -> list[str]:
-    base._model_lists.clear()
+    models._model_lists.clear()
     return [model["name"] for model in horde.get(f"/status/models?{query}").json]
 
 

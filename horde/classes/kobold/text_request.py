@@ -20,13 +20,12 @@ from horde.classes.kobold.text_params import (
 )
 from horde.exceptions import BadRequest
 from horde.return_codes import ReturnCode
-from horde.shapes.base import LenientBody, Values, parse_shape
+from horde.shapes.base import MAX_MODEL_NAME_LENGTH, LenientBody, Values, parse_shape
 from horde.token_estimate import estimate_prompt_tokens, measure_text
 
 MAX_TARGETED_WORKERS = 5  # further ids are dropped, as they always were on text
 MAX_EXTRA_SOURCE_IMAGES = 5
 FREE_EXTRA_SOURCE_IMAGES = 1  # what anybody may send
-MAX_MODEL_NAME_LENGTH = 255
 MAX_TEMPLATE_FIELDS = 16
 MAX_TEMPLATE_VALUE_LENGTH = 100_000
 MAX_TARGET_COUNT = 1000  # no client lists more; bounds what is looked up and stored
