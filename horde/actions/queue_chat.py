@@ -60,7 +60,6 @@ from horde.classes.kobold.chat_request import (
     rewrite_message_texts,
     size_chat_context,
 )
-from horde.classes.kobold.text_params import check_text_param_rules
 from horde.classes.kobold.waiting_prompt import OperationKeyClaim, TextWaitingPrompt
 from horde.classes.kobold.worker import TextRequestFacts
 from horde.clock import utcnow
@@ -80,6 +79,7 @@ from horde.model_reference import is_known_text_model
 from horde.return_codes import ReturnCode
 from horde.shapes.base import MAX_MODEL_NAME_LENGTH
 from horde.shapes.requests import RequestQuote
+from horde.shapes.text_params import check_text_param_rules
 
 
 def queue_chat(chat: ChatRequest, context: RequestContext) -> Queued:

@@ -25,12 +25,10 @@ from horde.actions.queue_requests import (
     taking_back,
 )
 from horde.actions.request_styles import apply_style, find_style
-from horde.classes.kobold.text_params import check_text_param_rules
 from horde.classes.kobold.text_request import (
     FREE_EXTRA_SOURCE_IMAGES,
     MAX_EXTRA_SOURCE_IMAGES,
     MAX_TARGETED_WORKERS,
-    TextContextFit,
     TextRequest,
     estimate_text_prompt_tokens,
     size_text_context,
@@ -50,7 +48,8 @@ from horde.database.text_requests import RequestContent, require_worker_ids
 from horde.db import retry_deadlocks, transaction
 from horde.exceptions import BadRequest
 from horde.return_codes import ReturnCode
-from horde.shapes.requests import RequestQuote
+from horde.shapes.requests import RequestQuote, TextContextFit
+from horde.shapes.text_params import check_text_param_rules
 
 MAX_SOFTPROMPT_LENGTH = 255  # what the column holds
 

@@ -21,15 +21,6 @@ from horde.classes.base.style import (
     find_strange_field,
     list_template_fields,
 )
-from horde.classes.kobold.text_params import (
-    DEFAULT_MAX_CONTEXT_LENGTH,
-    DEFAULT_TEXT_MAX_LENGTH,
-    TEXT_PARAM_LISTS,
-    TEXT_PARAM_RANGES,
-    TEXT_PARAM_SWITCHES,
-    check_text_param_rules,
-    parse_text_params,
-)
 from horde.database import styles
 from horde.database.styles import TEXT_TYPE
 from horde.database.users import Caller
@@ -54,6 +45,15 @@ from horde.shapes.styles import (
     TextStyleDetails,
     TextStyleInput,
     TextStylePatch,
+)
+from horde.shapes.text_params import (
+    DEFAULT_MAX_CONTEXT_LENGTH,
+    DEFAULT_TEXT_MAX_LENGTH,
+    TEXT_PARAM_LISTS,
+    TEXT_PARAM_RANGES,
+    TEXT_PARAM_SWITCHES,
+    check_text_param_rules,
+    parse_text_params,
 )
 from horde.shown_text import clean_shown_text, is_profane
 

@@ -5,11 +5,13 @@ Pydantic describes a shape in JSON Schema 2020-12, of which Swagger 2.0 knows le
 other shapes are resolved in place, "or null" is left out, and exclusive bounds become flags.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from flask_restx import Namespace
 from pydantic import BaseModel, TypeAdapter
+
+from horde.shapes.base import RequestError
 
 # Words of a schema that mean the same in Swagger 2.0.
 _KEPT = frozenset(
@@ -19,15 +21,28 @@ _KEPT = frozenset(
 
 type Schema = dict[str, Any]
 
+REFUSALS = {
+    400: "The request as sent can never be served; `errors` when the body breaks its schema.",
+    401: "No account has the key.",
+    403: "Not allowed, or not now.",
+    404: "Nothing there by this id or name.",
+    409: "Not what comes next.",
+    413: "The body is over its bound.",
+    415: "The body is not JSON, or encoded.",
+    429: "Too many requests: without `rc` a rate limit, else too many generations waiting.",
+    503: "A part that is needed is away, or switched off.",
+}
+BODY_REFUSALS = (400, 413, 415, 429, 503)
 
-def build_body_model(namespace: Namespace, shape: type[BaseModel]) -> Any:
-    """The restx model of a body."""
-    return _build_model(namespace, shape, "validation")
+
+def build_body_model(namespace: Namespace, shape: type, name: str | None = None) -> Any:
+    """The restx model of a body, under its own name or the one that clients know it by."""
+    return _build_model(namespace, shape, "validation", name)
 
 
-def build_answer_model(namespace: Namespace, shape: type) -> Any:
+def build_answer_model(namespace: Namespace, shape: type, name: str | None = None) -> Any:
     """The restx model of an answer: a pydantic class, or a TypedDict where one is too slow."""
-    return _build_model(namespace, shape, "serialization")
+    return _build_model(namespace, shape, "serialization", name)
 
 
 def build_query_params(shape: type[BaseModel]) -> dict[str, Schema]:
@@ -40,11 +55,26 @@ def build_query_params(shape: type[BaseModel]) -> dict[str, Schema]:
     }
 
 
+def document_refusals(namespace: Namespace, *statuses: int) -> Callable[[Any], Any]:
+    """A decorator that adds refusals to the document of a method."""
+    refusal = build_answer_model(namespace, RequestError)
+
+    def decorate(method: Any) -> Any:
+        for status in statuses:
+            method = namespace.response(status, REFUSALS[status], refusal)(method)
+        return method
+
+    return decorate
+
+
 def _build_model(
-    namespace: Namespace, shape: type, mode: Literal["validation", "serialization"]
+    namespace: Namespace,
+    shape: type,
+    mode: Literal["validation", "serialization"],
+    name: str | None,
 ) -> Any:
     return namespace.schema_model(
-        shape.__name__, convert_schema(TypeAdapter(shape).json_schema(mode=mode))
+        name or shape.__name__, convert_schema(TypeAdapter(shape).json_schema(mode=mode))
     )
 
 

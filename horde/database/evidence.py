@@ -26,10 +26,10 @@ from horde.classes.base.moderation import (
 from horde.classes.base.processing_generation import ProcessingGeneration
 from horde.classes.base.waiting_prompt import WPModels
 from horde.classes.base.worker import Worker
-from horde.classes.kobold.text_request import MAX_MODEL_NAME_LENGTH
 from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
 from horde.ip_subject import build_ip_subject
 from horde.r2 import EVIDENCE_SUFFIX
+from horde.shapes.base import MAX_MODEL_NAME_LENGTH
 
 MAX_STAGE_CHARACTERS = 16_000
 MAX_MODELS = 20

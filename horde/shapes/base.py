@@ -2,7 +2,7 @@
 """What the shapes of bodies, query strings and answers have in common."""
 
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, NotRequired, TypedDict
 
 from pydantic import (
     BaseModel,
@@ -75,6 +75,21 @@ class SparseAnswer(Answer):
     def dump(self) -> dict[str, Any]:
         """The JSON object without its null values."""
         return self.model_dump(mode="json", exclude_none=True)
+
+
+class RequestError(TypedDict):
+    """A refusal."""
+
+    message: Annotated[str, Field(description="For people.")]
+    rc: NotRequired[
+        Annotated[str, Field(description="For programs; see the list of return codes.")]
+    ]
+    errors: NotRequired[
+        Annotated[
+            dict[str, str],
+            Field(description="From path to text, when the body breaks its schema."),
+        ]
+    ]
 
 
 class SimpleResponse(Answer):

@@ -11,24 +11,37 @@ from typing import Any
 
 import pytest
 from flask import Flask
-from flask_restx import Api, Namespace
-from pydantic import BaseModel
+from flask_restx import Api
+from pydantic import BaseModel, TypeAdapter
 
 from horde import exceptions
-from horde.apis.models import kobold as shapes
 from horde.app import RESOURCE_MODULES
 from horde.chat.parameters import ACCEPTED_KEYS
 from horde.chat_contract import ChatHordeOptions, ChatRequestRefused
 from horde.classes.kobold.chat_request import CHAT_WORKER_FAULT_MESSAGES
-from horde.classes.kobold.text_params import (
+from horde.return_codes import ReturnCode
+from horde.shapes.jobs import (
+    PopAnswer,
+    PopBody,
+    SubmitAnswer,
+    SubmitBody,
+    TextPopBody,
+    TextSubmitBody,
+)
+from horde.shapes.requests import (
+    ChatRequestBody,
+    ChatStatus,
+    RequestAccepted,
+    RequestQuote,
+    TextRequestBody,
+    TextStatus,
+)
+from horde.shapes.text_params import (
     CHAT_PENALTY_RANGES,
     TEXT_PARAM_RANGES,
     TEXT_PARAM_SWITCHES,
     NumberRange,
 )
-from horde.classes.kobold.text_request import TextRequestBody
-from horde.return_codes import ReturnCode
-from horde.shapes.jobs import TextPopBody, TextSubmitBody
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -224,41 +237,36 @@ def test_every_return_code_has_the_status_it_is_raised_with() -> None:
     }
 
 
-def list_models(build: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(name, fields) of a restx model and of those nested in it."""
-    namespace = Namespace("shapes")
-    build(namespace)
-    yield from namespace.models.items()
+def list_keys(shape: type, name: str) -> dict[str, dict[str, Any]]:
+    """The keys of a shape and of those inside it, by name, as JSON Schema describes them."""
+    schema = TypeAdapter(shape).json_schema()
+    found = {name: schema, **schema.get("$defs", {})}
+    return {inner: part["properties"] for inner, part in found.items() if part.get("properties")}
 
 
-TEXT_BUILDERS = (
-    shapes.build_text_request,
-    shapes.build_accepted,
-    shapes.build_quote,
-    shapes.build_text_status,
-    shapes.build_pop_input,
-    shapes.build_pop_response,
-    shapes.build_submit_input,
-    shapes.build_submitted,
+TEXT_SHAPES = (
+    TextRequestBody,
+    RequestAccepted,
+    RequestQuote,
+    TextStatus,
+    PopBody,
+    PopAnswer,
+    SubmitBody,
+    SubmitAnswer,
 )
-CHAT_BUILDERS = (
-    shapes.build_chat_request,
-    shapes.build_chat_status,
-    shapes.build_pop_input,
-    shapes.build_submit_input,
-)
+CHAT_SHAPES = (ChatRequestBody, ChatStatus, PopBody, SubmitBody)
 
 
-@pytest.mark.parametrize("build", [*TEXT_BUILDERS, *CHAT_BUILDERS])
-def test_every_key_of_a_shape_is_documented(build: Any) -> None:
+@pytest.mark.parametrize("shape", [*TEXT_SHAPES, *CHAT_SHAPES])
+def test_every_key_of_a_shape_is_documented(shape: type) -> None:
     pages = (
-        ["chat_requests.md", "text_requests.md"] if build in CHAT_BUILDERS else ["text_requests.md"]
+        ["chat_requests.md", "text_requests.md"] if shape in CHAT_SHAPES else ["text_requests.md"]
     )
     documented = {code for page in pages for code in read_codes((REFERENCE / page).read_text())}
     missing = [
         (name, key)
-        for name, fields in list_models(build)
-        for key in fields
+        for name, keys in list_keys(shape, shape.__name__).items()
+        for key in keys
         if key not in documented
     ]
     assert missing == []
@@ -309,26 +317,15 @@ def test_every_key_of_a_chat_request_is_documented_and_no_other() -> None:
 
 
 def test_the_document_of_the_routes_has_the_keys_that_are_read() -> None:
-    text, chat = (
-        dict(list_models(shapes.build_text_request)),
-        dict(list_models(shapes.build_chat_request)),
-    )
-    assert set(text["GenerationInputKobold"]) == set(TextRequestBody.model_fields)
-    assert set(text["ModelPayloadKobold"]) == {
+    chat = list_keys(ChatRequestBody, "ChatRequestBody")
+    assert set(chat["ChatRequestBody"]) == ACCEPTED_KEYS
+    assert set(chat["ChatHordeOptions"]) == set(ChatHordeOptions.model_fields)
+    params = list_keys(TextRequestBody, "TextRequestBody")["TextRequestBody"]["params"]
+    assert set(params["properties"]) == {
         *TEXT_PARAM_RANGES,
         *TEXT_PARAM_SWITCHES,
         "sampler_order",
         "stop_sequence",
-    }
-    assert set(chat["ChatRequest"]) == ACCEPTED_KEYS
-    assert set(chat["ChatHordeOptions"]) == set(ChatHordeOptions.model_fields)
-
-
-def test_the_document_of_the_routes_has_the_ranges_that_are_checked() -> None:
-    fields = dict(list_models(shapes.build_text_request))["ModelPayloadKobold"]
-    documented = {name: (fields[name].minimum, fields[name].maximum) for name in TEXT_PARAM_RANGES}
-    assert documented == {
-        name: (bounds.minimum, bounds.maximum) for name, bounds in TEXT_PARAM_RANGES.items()
     }
 
 

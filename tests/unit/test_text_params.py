@@ -3,9 +3,9 @@
 
 import pytest
 
-from horde.classes.kobold.text_params import check_text_param_rules, parse_text_params
 from horde.exceptions import BadRequest, PayloadInvalid
 from horde.return_codes import ReturnCode
+from horde.shapes.text_params import check_text_param_rules, parse_text_params
 
 
 @pytest.mark.parametrize(

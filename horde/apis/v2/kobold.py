@@ -20,7 +20,6 @@ from horde.actions.queue_text import queue_text
 from horde.actions.status import read_sent_request, show_request_status
 from horde.actions.store_objects import prepare_messages_offload, upload_source_images
 from horde.actions.submit import Submit, parse_text_body, prepare_chat_submission, submit_job
-from horde.apis.models import kobold as shapes
 from horde.apis.requests import (
     get_client_address,
     get_client_agent,
@@ -30,6 +29,12 @@ from horde.apis.requests import (
     read_json_body,
     read_json_object,
     require_api_key,
+)
+from horde.apis.swagger import (
+    BODY_REFUSALS,
+    build_answer_model,
+    build_body_model,
+    document_refusals,
 )
 from horde.chat_contract import MAX_CHAT_BODY_BYTES
 from horde.classes.kobold.chat_request import (
@@ -52,24 +57,43 @@ from horde.limiter import (
     whitelist_address,
 )
 from horde.shapes.base import parse_shape
-from horde.shapes.jobs import TextPopBody
+from horde.shapes.jobs import (
+    PopAnswer,
+    PopBody,
+    ProgressAnswer,
+    ProgressBody,
+    SubmitAnswer,
+    SubmitBody,
+    TextPopBody,
+)
+from horde.shapes.requests import (
+    ChatRequestBody,
+    ChatStatus,
+    RequestAccepted,
+    RequestQuote,
+    SentTextRequest,
+    TextRequestBody,
+    TextStatus,
+)
 
 namespace = Namespace(
     "v2/generate",
     path="/v2/generate",
     description="Text and chat requests and the jobs they become.",
 )
-text_request, chat_request = (
-    shapes.build_text_request(namespace),
-    shapes.build_chat_request(namespace),
-)
-accepted, quote = shapes.build_accepted(namespace), shapes.build_quote(namespace)
-text_status, chat_status = shapes.build_text_status(namespace), shapes.build_chat_status(namespace)
-
-STORE_AWAY = (
-    "The images or messages of the request could not be stored. Nothing was charged. Try again"
-    " later."
-)
+text_request = build_body_model(namespace, TextRequestBody, "GenerationInputKobold")
+chat_request = build_body_model(namespace, ChatRequestBody, "ChatRequest")
+sent_text_request = build_answer_model(namespace, SentTextRequest, "SentRequestKobold")
+accepted = build_answer_model(namespace, RequestAccepted, "RequestAsync")
+quote = build_answer_model(namespace, RequestQuote)
+text_status = build_answer_model(namespace, TextStatus, "RequestStatusKobold")
+chat_status = build_answer_model(namespace, ChatStatus, "RequestStatusChat")
+pop_input = build_body_model(namespace, PopBody, "PopInputKobold")
+popped = build_answer_model(namespace, PopAnswer, "GenerationPayloadKobold")
+submit_input = build_body_model(namespace, SubmitBody, "SubmitInputKobold")
+submitted = build_answer_model(namespace, SubmitAnswer, "GenerationSubmitted")
+progress_input = build_body_model(namespace, ProgressBody, "ProgressInputKobold")
+progress_accepted = build_answer_model(namespace, ProgressAnswer, "ProgressAccepted")
 
 
 @namespace.route("/text/async")
@@ -82,7 +106,7 @@ class TextAsyncGenerate(Resource):
     )
     @namespace.response(202, "Queued", accepted)
     @namespace.response(200, "Dry run", quote)
-    @shapes.document_refusals(namespace, *shapes.BODY_REFUSALS, 401, 403, 404)
+    @document_refusals(namespace, *BODY_REFUSALS, 401, 403, 404)
     @limit_text_submit
     def post(self) -> tuple[Mapping[str, Any], int]:
         """Queue a text request. 202 {id, kudos, message?}; 200 {kudos, resolved} for a dry run."""
@@ -124,7 +148,7 @@ class ChatAsyncGenerate(Resource):
     )
     @namespace.response(202, "Queued", accepted)
     @namespace.response(200, "Dry run or repeated operation key", quote)
-    @shapes.document_refusals(namespace, *shapes.BODY_REFUSALS, 401, 403, 404)
+    @document_refusals(namespace, *BODY_REFUSALS, 401, 403, 404)
     @limit_chat_submit
     def post(self) -> tuple[Mapping[str, Any], int]:
         """Queue a chat request. 202 {id, kudos, message?}; 200 for a dry run or a repeated
@@ -145,14 +169,14 @@ class TextAsyncStatus(Resource):
     """Follow or cancel a text request."""
 
     @namespace.response(200, "The status", text_status)
-    @shapes.document_refusals(namespace, 404, 429, 503)
+    @document_refusals(namespace, 404, 429, 503)
     @limit_status_read
     def get(self, id: str) -> dict[str, Any]:  # noqa: A002 (the path's own name)
         """The status with every finished generation."""
         return show_request_status(id, get_config(), is_chat=False)
 
     @namespace.response(200, "The status", text_status)
-    @shapes.document_refusals(namespace, 404, 429, 503)
+    @document_refusals(namespace, 404, 429, 503)
     @limit_status_delete
     def delete(self, id: str) -> dict[str, Any]:  # noqa: A002
         """Cancel; 200 with the status before the cancel."""
@@ -164,8 +188,8 @@ class TextAsyncRequest(Resource):
     """Read a text request back. Chat has no such route."""
 
     @namespace.param("apikey", "The key that sent the request.", _in="header", required=True)
-    @namespace.response(200, "The request", shapes.build_sent_text_request(namespace))
-    @shapes.document_refusals(namespace, 400, 401, 403, 404, 429, 503)
+    @namespace.response(200, "The request", sent_text_request)
+    @document_refusals(namespace, 400, 401, 403, 404, 429, 503)
     @limit_status_read
     def get(self, id: str) -> tuple[dict[str, Any], int, dict[str, str]]:  # noqa: A002
         """The request in the shape of its submission, with the prompt as it was sent."""
@@ -178,14 +202,14 @@ class ChatAsyncStatus(Resource):
     """Follow or cancel a chat request."""
 
     @namespace.response(200, "The status", chat_status)
-    @shapes.document_refusals(namespace, 404, 429, 503)
+    @document_refusals(namespace, 404, 429, 503)
     @limit_status_read
     def get(self, id: str) -> dict[str, Any]:  # noqa: A002
         """The status with every finished generation and its structured reply."""
         return show_request_status(id, get_config(), is_chat=True)
 
     @namespace.response(200, "The status", chat_status)
-    @shapes.document_refusals(namespace, 404, 429, 503)
+    @document_refusals(namespace, 404, 429, 503)
     @limit_status_delete
     def delete(self, id: str) -> dict[str, Any]:  # noqa: A002
         """Cancel, as text."""
@@ -196,10 +220,10 @@ class ChatAsyncStatus(Resource):
 class TextJobPop(Resource):
     """Hand a job to a text worker."""
 
-    @namespace.expect(shapes.build_pop_input(namespace))
+    @namespace.expect(pop_input)
     @namespace.param("apikey", "The key of the worker's owner.", _in="header", required=True)
-    @namespace.response(200, "A job or nothing", shapes.build_pop_response(namespace))
-    @shapes.document_refusals(namespace, *shapes.BODY_REFUSALS, 401, 403)
+    @namespace.response(200, "A job or nothing", popped)
+    @document_refusals(namespace, *BODY_REFUSALS, 401, 403)
     @limit_pop
     def post(self) -> dict[str, Any]:
         """A job, or the body of an idle pop; 403 for a worker in maintenance without a job of its
@@ -224,10 +248,10 @@ class TextJobPop(Resource):
 class TextJobSubmit(Resource):
     """Take a worker's reply."""
 
-    @namespace.expect(shapes.build_submit_input(namespace))
+    @namespace.expect(submit_input)
     @namespace.param("apikey", "The key of the worker's owner.", _in="header", required=True)
-    @namespace.response(200, "Stored", shapes.build_submitted(namespace))
-    @shapes.document_refusals(namespace, *shapes.BODY_REFUSALS, 401, 403, 404)
+    @namespace.response(200, "Stored", submitted)
+    @document_refusals(namespace, *BODY_REFUSALS, 401, 403, 404)
     @limit_submit
     def post(self) -> dict[str, Any]:
         """Store a reply or a fault; 200 {reward}."""
@@ -248,10 +272,10 @@ class TextJobSubmit(Resource):
 class TextJobProgress(Resource):
     """Take the text that a streamed job's worker generated so far."""
 
-    @namespace.expect(shapes.build_progress_input(namespace))
+    @namespace.expect(progress_input)
     @namespace.param("apikey", "The key of the worker's owner.", _in="header", required=True)
-    @namespace.response(200, "Accepted", shapes.build_progress_accepted(namespace))
-    @shapes.document_refusals(namespace, *shapes.BODY_REFUSALS, 403, 404, 409)
+    @namespace.response(200, "Accepted", progress_accepted)
+    @document_refusals(namespace, *BODY_REFUSALS, 403, 404, 409)
     @exempt_from_limits
     def post(self) -> dict[str, Any]:
         """Append to the request's stream; 200 {accepted_seq, cancelled}. The lease alone tells who

@@ -7,15 +7,20 @@ from flask_restx import Api, Namespace, Resource
 
 from horde.actions import workers
 from horde.apis.bodies import read_body, read_query
-from horde.apis.models.workers import build_worker_details
 from horde.apis.requests import find_api_key, require_api_key
 from horde.apis.swagger import build_answer_model, build_body_model, build_query_params
 from horde.limiter import limit_worker
 from horde.shapes.base import ReasonQuery
-from horde.shapes.workers import DeletedWorker, ModifyWorker, ModifyWorkerInput, WorkersQuery
+from horde.shapes.workers import (
+    DeletedWorker,
+    ModifyWorker,
+    ModifyWorkerInput,
+    WorkerDetails,
+    WorkersQuery,
+)
 
 namespace = Namespace("workers", description="Those who serve.", path="/v2/workers")
-worker_details = build_worker_details(namespace)
+worker_details = build_answer_model(namespace, WorkerDetails)
 modify_worker_input = build_body_model(namespace, ModifyWorkerInput)
 modify_worker = build_answer_model(namespace, ModifyWorker)
 deleted_worker = build_answer_model(namespace, DeletedWorker)

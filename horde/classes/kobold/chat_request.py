@@ -104,15 +104,15 @@ from horde.chat_contract import (
     request_conflict,
 )
 from horde.classes.kobold.reply_format import check_response_format
-from horde.classes.kobold.text_params import (
+from horde.exceptions import PayloadInvalid
+from horde.json_body import replace_unstorable
+from horde.shapes.jobs import SubmissionState
+from horde.shapes.text_params import (
     CHAT_PENALTY_RANGES,
     DEFAULT_MAX_CONTEXT_LENGTH,
     TEXT_PARAM_RANGES,
     find_range_error,
 )
-from horde.exceptions import PayloadInvalid
-from horde.json_body import replace_unstorable
-from horde.shapes.jobs import SubmissionState
 
 __all__ = [
     "CHAT_STREAM_PROGRESS_KEY",

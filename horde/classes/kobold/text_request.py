@@ -6,73 +6,24 @@ Source: docs/reference/text_requests.md.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from horde.chat.context import grow_context
 from horde.chat_contract import MAX_CONTEXT_LENGTH
-from horde.classes.kobold.text_params import (
+from horde.exceptions import BadRequest
+from horde.return_codes import ReturnCode
+from horde.shapes.base import parse_shape
+from horde.shapes.requests import TextContextFit, TextRequestBody
+from horde.shapes.text_params import (
     DEFAULT_MAX_CONTEXT_LENGTH,
     DEFAULT_TEXT_MAX_LENGTH,
     parse_text_params,
 )
-from horde.exceptions import BadRequest
-from horde.return_codes import ReturnCode
-from horde.shapes.base import MAX_MODEL_NAME_LENGTH, LenientBody, Values, parse_shape
 from horde.token_estimate import estimate_prompt_tokens, measure_text
 
 MAX_TARGETED_WORKERS = 5  # further ids are dropped, as they always were on text
 MAX_EXTRA_SOURCE_IMAGES = 5
 FREE_EXTRA_SOURCE_IMAGES = 1  # what anybody may send
-MAX_TEMPLATE_FIELDS = 16
-MAX_TEMPLATE_VALUE_LENGTH = 100_000
-MAX_TARGET_COUNT = 1000  # no client lists more; bounds what is looked up and stored
-
-ModelName = Annotated[str, Field(min_length=1, max_length=MAX_MODEL_NAME_LENGTH)]
-
-
-class TextContextFit(StrEnum):
-    """What happens to a prompt that does not fit: the worker cuts its front, it is refused, or the
-    context grows.
-    """
-
-    IGNORE = "ignore"
-    REJECT = "reject"
-    GROW = "grow"
-
-
-class TextRequestBody(LenientBody):
-    """The keys of a text request; `params` is checked by `parse_text_params`."""
-
-    prompt: str
-    params: dict[str, Any] = Field(default_factory=dict)
-    models: Values[ModelName] = Field(default_factory=list, max_length=MAX_TARGET_COUNT)
-    softprompt: Annotated[str, Field(min_length=1)] | None = None
-    trusted_workers: bool = False
-    validated_backends: bool = False
-    slow_workers: bool = True
-    # This and `nsfw` mean nothing on text, yet have to be booleans.
-    extra_slow_workers: bool = False
-    nsfw: bool = True
-    workers: Values[str] = Field(default_factory=list, max_length=MAX_TARGET_COUNT)
-    worker_blacklist: bool = False
-    dry_run: bool = False
-    proxied_account: Annotated[str, Field(max_length=255)] | None = None
-    extra_source_images: list[Any] = Field(default_factory=list)
-    disable_batching: bool = False
-    allow_downgrade: bool = False
-    webhook: Annotated[str, Field(max_length=1024)] | None = None
-    style: Annotated[str, Field(min_length=3, max_length=1024)] | None = None
-    template_fields: Annotated[
-        dict[
-            Annotated[str, Field(max_length=64)],
-            Annotated[str, Field(max_length=MAX_TEMPLATE_VALUE_LENGTH)],
-        ],
-        Field(max_length=MAX_TEMPLATE_FIELDS),
-    ] = Field(default_factory=dict)
-    context_fit: str = TextContextFit.IGNORE.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

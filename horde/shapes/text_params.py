@@ -61,6 +61,14 @@ CHAT_PENALTY_RANGES: Final[Mapping[str, NumberRange]] = MappingProxyType(
         for key in ("frequency_penalty", "presence_penalty")
     }
 )
+# What the document of the routes says beside the ranges.
+PARAM_NOTES: Final[Mapping[str, Mapping[str, object]]] = MappingProxyType(
+    {
+        "n": {"default": 1, "description": "Generations."},
+        "max_length": {"default": DEFAULT_TEXT_MAX_LENGTH, "description": "Tokens to generate."},
+        "max_context_length": {"default": DEFAULT_MAX_CONTEXT_LENGTH},
+    }
+)
 TEXT_PARAM_LISTS: Final = ("sampler_order", "stop_sequence")
 TEXT_PARAM_SWITCHES: Final = frozenset(
     {
@@ -72,6 +80,36 @@ TEXT_PARAM_SWITCHES: Final = frozenset(
         "use_default_badwordsids",
     }
 )
+
+
+def build_params_schema() -> dict[str, object]:
+    """The parameters in JSON Schema, for the document of the routes."""
+    numbers = {
+        name: {
+            "type": "integer" if bounds.is_integer else "number",
+            "minimum": bounds.minimum,
+            "maximum": bounds.maximum,
+            **PARAM_NOTES.get(name, {}),
+        }
+        for name, bounds in TEXT_PARAM_RANGES.items()
+    }
+    lists = {
+        "sampler_order": {
+            "type": "array",
+            "items": {"type": "integer"},
+            "description": f"At least {MIN_SAMPLER_ORDER_COUNT} different samplers.",
+        },
+        "stop_sequence": {
+            "type": "array",
+            "items": {"type": "string"},
+            "description": (
+                f"At most {MAX_STOP_SEQUENCE_COUNT}, {MAX_STOP_SEQUENCE_CHARACTERS} characters"
+                " together."
+            ),
+        },
+    }
+    switches = {name: {"type": "boolean"} for name in sorted(TEXT_PARAM_SWITCHES)}
+    return {"type": "object", "properties": {**numbers, **lists, **switches}}
 
 
 def parse_text_params(params: object) -> dict[str, object]:
