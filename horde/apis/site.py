@@ -8,8 +8,10 @@ Their figures come from the caches that the JSON routes use.
 import json
 import math
 import shlex
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
+from heapq import nlargest
 from typing import Any, Final
 
 from flask import (
@@ -23,15 +25,18 @@ from flask import (
 )
 from flask_restx import Api
 from markupsafe import Markup
-from sqlalchemy.orm import Session
 
 from horde import clock
+from horde.actions.account import renew_own_key, show_own_account
 from horde.actions.documents import list_news, show_document
+from horde.actions.statistics import show_text_models
+from horde.actions.teams import list_teams, show_team
+from horde.actions.users import list_users
 from horde.apis.requests import get_config, require_api_key
+from horde.apis.responses import PRIVATE
 from horde.classes.base.user import ANONYMOUS_KEY
 from horde.classes.kobold.pricing import compute_text_quote, round_quote
-from horde.database.account_overview import read_account_overview
-from horde.database.kudos import get_effective_kudos
+from horde.database.account_overview import FLOW_DAYS
 from horde.database.stats import (
     HordeTotals,
     ModelFigures,
@@ -40,19 +45,25 @@ from horde.database.stats import (
     get_totals,
 )
 from horde.database.text_functions import ChatModelOffer, get_chat_model_offers
-from horde.database.users import Caller, find_caller, reset_api_key
-from horde.database.workers import PUBLIC, get_online_worker_records, narrow_details
-from horde.db import reading, transaction
-from horde.exceptions import Forbidden, Unauthorized
+from horde.database.workers import (
+    PUBLIC,
+    WorkerRecord,
+    get_online_worker_records,
+    narrow_details,
+)
+from horde.db import reading
+from horde.exceptions import NotFound
 from horde.limiter import exempt_from_limits, limit_register
 from horde.model_reference import get_text_model_multiplier, is_known_text_model
-from horde.return_codes import ReturnCode
 from horde.shapes.documents import DocumentFormat, DocumentName
+from horde.shapes.users import UserSort, UsersQuery
 from horde.web.files import HEADERS, read_static_files
 
 NEWS_SHOWN: Final = 3
 MOST_MODELS: Final = 100  # of a page; the list of the API has all
 WORKERS_A_PAGE: Final = 100
+MOST_TEAMS: Final = 200
+LEADERS: Final = 25
 PRICED_TOKENS: Final = 512
 PRICED_CONTEXT_TOKENS: Final = 2048
 ASK_BODY: Final[dict[str, Any]] = {
@@ -144,6 +155,7 @@ def index() -> Response:
         models=lines[:MOST_MODELS],
         more_models=max(0, len(lines) - MOST_MODELS),
         news=list_news(get_config())[:NEWS_SHOWN],
+        rules=Markup(show_document(get_config(), DocumentName.TERMS, DocumentFormat.HTML).html),
         commands=build_commands(request.host_url.rstrip("/"), chat_model),
     )
 
@@ -172,7 +184,7 @@ def model(name: str) -> Response:
     is_served = offer is not None or (figures is not None and figures.is_served)
     if not is_served and not is_known_text_model(name):
         return render_page("missing.html", 404, problem="Nobody serves a model of this name.")
-    workers = [narrow_details(record, PUBLIC) for record in records]
+    serving = [record for record in records if name in record.details["models"]]
     quote = compute_text_quote(
         max_length=PRICED_TOKENS,
         max_context_length=PRICED_CONTEXT_TOKENS,
@@ -184,7 +196,8 @@ def model(name: str) -> Response:
         model=build_model_line(figures, offer, name),
         offer=offer,
         price=round_quote(quote),
-        workers=[worker for worker in workers if name in worker["models"]][:WORKERS_A_PAGE],
+        workers=[narrow_details(record, PUBLIC) for record in serving[:WORKERS_A_PAGE]],
+        more_workers=max(0, len(serving) - WORKERS_A_PAGE),
     )
 
 
@@ -205,6 +218,50 @@ def workers() -> Response:
     )
 
 
+@pages.get("/teams")
+def teams() -> Response:
+    """The teams, those who did most first."""
+    found = sorted(list_teams(), key=lambda team: -team.kudos)
+    return render_page("teams.html", teams=found[:MOST_TEAMS], count=len(found))
+
+
+@pages.get("/teams/<team_id>")
+def team(team_id: str) -> Response:
+    """A team: its workers and what they serve."""
+    try:
+        return render_page("team.html", team=show_team(None, team_id))
+    except NotFound:
+        return render_page("missing.html", 404, problem="There is no such team.")
+
+
+@pages.get("/leaders")
+def leaders() -> Response:
+    """Who gave most: accounts, workers that are online, teams and models."""
+    with reading() as session:
+        records = get_online_worker_records(session, clock.utcnow())
+    workers = [narrow_details(record, PUBLIC) for record in list_best_workers(records)]
+    best_teams = sorted(list_teams(), key=lambda each: -each.kudos)
+    models = sorted(show_text_models().month.items(), key=lambda item: -item[1])
+    return render_page(
+        "leaders.html",
+        users=list_users(UsersQuery(sort=UserSort.KUDOS))[:LEADERS],
+        workers=workers,
+        teams=best_teams[:LEADERS],
+        models=models[:LEADERS],
+    )
+
+
+def list_best_workers(records: Sequence[WorkerRecord]) -> list[WorkerRecord]:
+    """Those who earned most, the best first."""
+    return nlargest(LEADERS, records, key=lambda record: record.details["kudos_rewards"])
+
+
+@pages.get("/news")
+def news() -> Response:
+    """What the operator has told, the newest first."""
+    return render_page("news.html", news=list_news(get_config()))
+
+
 def show(name: DocumentName) -> Response:
     """A document of the operator, whose Markdown holds no HTML."""
     document = show_document(get_config(), name, DocumentFormat.HTML)
@@ -218,47 +275,26 @@ for _name in DocumentName:
 @pages.get("/account")
 def account() -> Response:
     """The account of a key that the page asks for; the key never comes here but in a header."""
-    return render_page("account.html")
+    return render_page("account.html", flow_days=FLOW_DAYS)
 
 
 @pages.get("/account/overview")
 def overview() -> Response:
-    """`{alias, roles, kudos, held, days, requests, workers, sharedkeys}` of the key's account."""
-    with reading() as session:
-        caller = require_account(session)
-        found = read_account_overview(session, caller.id, clock.utcnow())
-        kudos = get_effective_kudos(session, caller.id)
-    roles = sorted(role.name.lower() for role in caller.roles)
-    return answer_privately(
-        {"alias": caller.alias, "roles": roles, "kudos": float(kudos), **asdict(found)}
-    )
+    """What the account of the key has, gains and spends."""
+    return answer_privately(show_own_account(require_api_key()))
 
 
 @pages.post("/account/key")
 @limit_register
 def new_key() -> Response:
     """`{api_key}`: a new key in place of the caller's, which ends."""
-    with transaction() as session:
-        api_key = reset_api_key(session, require_account(session).id)
-    return answer_privately({"api_key": api_key})
+    return answer_privately({"api_key": renew_own_key(require_api_key())})
 
 
-def require_account(session: Session) -> Caller:
-    """The account of the key in the header; nobody owns the anonymous one. Raises Unauthorized,
-    Forbidden.
-    """
-    caller = find_caller(session, require_api_key())
-    if caller is None:
-        raise Unauthorized("No account has this key.", ReturnCode.INVALID_API_KEY)
-    if caller.is_anonymous:
-        raise Forbidden("The anonymous account belongs to nobody.", ReturnCode.ANON_FORBIDDEN)
-    return caller
-
-
-def answer_privately(body: dict[str, object]) -> Response:
-    """JSON that nobody stores."""
+def answer_privately(body: dict[str, Any]) -> Response:
+    """JSON that only its asker may keep."""
     response = jsonify(body)
-    response.headers["Cache-Control"] = "no-store"
+    response.headers.update(PRIVATE)
     return response
 
 

@@ -18,6 +18,8 @@ MOST_POSTINGS = 20_000
 MOST_REQUESTS = 100
 MOST_WORKERS = 100
 MOST_SHARED_KEYS = 100
+MOST_RESERVATIONS = 100
+MOST_MESSAGES = 5  # a worker
 
 _FLOW = text(
     """
@@ -40,6 +42,14 @@ _BELONGINGS = text(
         (SELECT coalesce(sum(amount - consumed), 0) FROM kudos_reservations
          WHERE user_id = :user_id AND active) AS held,
         (SELECT coalesce(json_agg(found), '[]') FROM (
+            SELECT business_id AS id, amount - consumed AS amount,
+                   extract(epoch FROM :now - created)::int AS age_seconds
+            FROM kudos_reservations
+            WHERE user_id = :user_id AND active
+            ORDER BY id DESC
+            LIMIT :most_reservations
+        ) AS found) AS reservations,
+        (SELECT coalesce(json_agg(found), '[]') FROM (
             SELECT requests.id, requests.is_chat, requests.n AS waiting,
                    extract(epoch FROM :now - requests.created)::int AS age_seconds,
                    (SELECT coalesce(json_agg(model ORDER BY wp_models.id), '[]') FROM wp_models
@@ -61,7 +71,19 @@ _BELONGINGS = text(
                    uncompleted_jobs AS dropped, last_check_in >= :online_since AS is_online,
                    speed <> :unmeasured AS is_measured,
                    (SELECT coalesce(json_agg(model ORDER BY model), '[]') FROM worker_models
-                    WHERE worker_models.worker_id = workers.id) AS models
+                    WHERE worker_models.worker_id = workers.id) AS models,
+                   (SELECT coalesce(json_object_agg(reason, faults), '{}') FROM worker_faults
+                    WHERE worker_faults.worker_id = workers.id) AS faults,
+                   (SELECT coalesce(json_agg(note), '[]') FROM (
+                        SELECT messages.id, message, origin, messages.user_id = :user_id AS is_own
+                        FROM worker_messages AS messages
+                        WHERE expiry > :now AND (messages.worker_id = workers.id
+                            OR (messages.worker_id IS NULL
+                                AND coalesce(messages.worker_type, workers.worker_type)
+                                    = workers.worker_type))
+                        ORDER BY messages.created DESC
+                        LIMIT :most_messages
+                    ) AS note) AS messages
             FROM workers
             WHERE user_id = :user_id
             ORDER BY last_check_in DESC
@@ -73,7 +95,10 @@ _BELONGINGS = text(
             WHERE user_id = :user_id
             ORDER BY created, id
             LIMIT :most_keys
-        ) AS found) AS sharedkeys
+        ) AS found) AS sharedkeys,
+        (SELECT json_build_object('username', username, 'contact', contact,
+                                  'public_workers', public_workers)
+         FROM users WHERE id = :user_id) AS settings
     """
 )
 
@@ -87,10 +112,12 @@ class AccountOverview:
     """
 
     held: float
+    reservations: list[dict[str, Any]]
     days: dict[str, dict[str, float]]
     requests: list[dict[str, Any]]
     workers: list[dict[str, Any]]
     sharedkeys: list[dict[str, Any]]
+    settings: dict[str, Any]
 
 
 def read_account_overview(session: Session, user_id: int, now: datetime) -> AccountOverview:
@@ -111,12 +138,16 @@ def read_account_overview(session: Session, user_id: int, now: datetime) -> Acco
             "most_requests": MOST_REQUESTS,
             "most_workers": MOST_WORKERS,
             "most_keys": MOST_SHARED_KEYS,
+            "most_reservations": MOST_RESERVATIONS,
+            "most_messages": MOST_MESSAGES,
         },
     ).one()
     return AccountOverview(
         held=float(row.held),
+        reservations=row.reservations,
         days=days,
         requests=row.requests,
         workers=row.workers,
         sharedkeys=row.sharedkeys,
+        settings=row.settings,
     )

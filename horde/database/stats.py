@@ -4,9 +4,22 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
+from typing import Any
 from uuid import UUID
 
-from sqlalchemy import and_, case, exists, func, literal, or_, select, union, update
+from sqlalchemy import (
+    ColumnElement,
+    ScalarSelect,
+    and_,
+    case,
+    exists,
+    func,
+    literal,
+    or_,
+    select,
+    union,
+    update,
+)
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -59,6 +72,7 @@ class HordeTotals:
     queued_text_requests: int  # generations waiting and in flight
     queued_tokens: int
     past_minute_tokens: float
+    past_minute_jobs: int
     text_worker_count: int
     text_thread_count: int
 
@@ -244,14 +258,17 @@ def compute_totals(session: Session, now: datetime) -> HordeTotals:
     )
     waiting = is_live(TextWaitingPrompt) & (TextWaitingPrompt.wp_type == TEXT_FAMILY)
     online = TextWorker.last_check_in >= online_since(now)
-    delivered = (
-        select(func.coalesce(func.sum(FulfillmentPerformance.things), 0.0))
-        .where(
-            FulfillmentPerformance.thing_type == TEXT_FAMILY,
-            FulfillmentPerformance.created >= now - FULFILLMENTS_KEPT,
+
+    def sum_delivered(amount: ColumnElement[Any]) -> ScalarSelect[Any]:
+        return (
+            select(amount)
+            .where(
+                FulfillmentPerformance.thing_type == TEXT_FAMILY,
+                FulfillmentPerformance.created >= now - FULFILLMENTS_KEPT,
+            )
+            .scalar_subquery()
         )
-        .scalar_subquery()
-    )
+
     row = session.execute(
         select(
             select(func.coalesce(func.sum(TextWaitingPrompt.n), 0))
@@ -261,9 +278,10 @@ def compute_totals(session: Session, now: datetime) -> HordeTotals:
             select(func.coalesce(func.sum(TextWaitingPrompt.max_length), 0))
             .where(waiting)
             .scalar_subquery(),
-            delivered,
+            sum_delivered(func.coalesce(func.sum(FulfillmentPerformance.things), 0.0)),
             select(func.count(TextWorker.id)).where(online).scalar_subquery(),
             select(func.coalesce(func.sum(TextWorker.threads), 0)).where(online).scalar_subquery(),
+            sum_delivered(func.count()),
         )
     ).one()
     return HordeTotals(
@@ -272,6 +290,7 @@ def compute_totals(session: Session, now: datetime) -> HordeTotals:
         past_minute_tokens=float(row[3]),
         text_worker_count=row[4],
         text_thread_count=int(row[5]),
+        past_minute_jobs=row[6],
     )
 
 

@@ -5,18 +5,24 @@ import re
 from collections.abc import Iterator
 from datetime import timedelta
 from decimal import Decimal
+from uuid import UUID
 
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient
+from sqlalchemy import update
 
 from devtools.services import ServiceAddresses
 from horde.apis.site import STATIC_FILES, ModelLine, build_commands, list_model_lines
 from horde.app import RESOURCE_MODULES
 from horde.classes.base.kudos import Account, EntryType, KudosPosting
+from horde.classes.base.team import Team
 from horde.classes.base.user import ANONYMOUS_KEY
+from horde.classes.kobold.worker import TextWorker
 from horde.clock import utcnow
 from horde.database.account_overview import FLOW_DAYS
+from horde.database.figures import add_worker_faults
+from horde.database.kudos import hold_kudos
 from horde.database.stats import ModelFigures
 from horde.database.text_functions import ChatModelOffer
 from horde.db import run_transaction, transaction
@@ -32,7 +38,10 @@ from tests.integration.rows import (
 from tests.integration.statements import count_statements
 
 MARKUP = '<img src=x onerror="alert(1)"><script>alert(2)</script>'
-SHOWING = ("/", "/workers", "/account", "/register", "/terms", "/privacy", "/sponsors")
+SHOWING = (
+    *("/", "/workers", "/teams", "/leaders", "/news", "/register", "/account", "/dashboard"),
+    *("/terms", "/privacy", "/sponsors"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +89,9 @@ def test_text_of_others_is_never_markup(client: FlaskClient) -> None:
     owner, _ = make_user(username=MARKUP[:50])
     make_worker(owner, (MARKUP,), name=MARKUP, info=MARKUP)
     make_chat_worker(owner, MARKUP, name=f"chat {MARKUP}", info=MARKUP)
-    for path in ("/", "/workers", f"/models/{MARKUP}"):
+    team_id = make_team(owner)
+    paths = ("/", "/workers", "/teams", f"/teams/{team_id}", "/leaders", f"/models/{MARKUP}")
+    for path in paths:
         answer = client.get(path)
         assert answer.status_code == 200, path
         assert "<img" not in answer.text
@@ -88,7 +99,37 @@ def test_text_of_others_is_never_markup(client: FlaskClient) -> None:
         assert "&lt;img src=x" in answer.text
 
 
-@pytest.mark.parametrize("path", ["/", "/workers", "/models/a/model"])
+def make_team(owner: int) -> UUID:
+    """A team with markup in everything that others see of it, joined by all workers."""
+    now = utcnow()
+    with transaction() as session:
+        team = Team(
+            name=MARKUP,
+            info=MARKUP,
+            owner_id=owner,
+            contributions=0,
+            fulfilments=0,
+            kudos=0,
+            uptime=0,
+            created=now,
+            last_active=now,
+        )
+        session.add(team)
+        session.flush()
+        session.execute(update(TextWorker).values(team_id=team.id))
+        return team.id
+
+
+def test_a_team_that_is_not_there_is_told_on_a_page(client: FlaskClient) -> None:
+    for team_id in ("x", "00000000-0000-0000-0000-000000000000", "<img src=x>"):
+        answer = client.get(f"/teams/{team_id}")
+        assert (answer.status_code, answer.mimetype) == (404, "text/html")
+        assert "There is no such team." in answer.text
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/workers", "/models/a/model", "/teams", "/leaders", "/news", "/terms"]
+)
 def test_a_view_takes_three_statements_at_most(app: Flask, client: FlaskClient, path: str) -> None:
     owner, _ = make_user()
     for _ in range(3):
@@ -101,7 +142,7 @@ def test_a_view_takes_three_statements_at_most(app: Flask, client: FlaskClient, 
 
 def test_files_of_the_pages_are_small_and_asked_for_once(client: FlaskClient) -> None:
     first_load = len(client.get("/").data)
-    for name in ("horde.css", "site.css", "site.js", "parts.js", "account.js"):
+    for name in ("horde.css", "site.css", "site.js", "parts.js", "session.js", "account.js"):
         answer = client.get(f"/pages/{name}")
         assert (answer.status_code, answer.headers["Content-Type"]) == (
             200,
@@ -170,7 +211,7 @@ def test_an_account_sees_what_it_gained_spent_and_has(client: FlaskClient) -> No
 
     run_transaction(post)
     answer = client.get("/account/overview", headers={"apikey": key})
-    assert (answer.status_code, answer.headers["Cache-Control"]) == (200, "no-store")
+    assert (answer.status_code, answer.headers["Cache-Control"]) == (200, "private, no-store")
     found = answer.json
     assert found["alias"] == f"Ada#{user_id}"
     assert found["days"] == {f"{now:%Y-%m-%d}": {"GENERATION": 3.5, "-GENERATION": 1.25}}
@@ -180,6 +221,44 @@ def test_an_account_sees_what_it_gained_spent_and_has(client: FlaskClient) -> No
         (str(worker_id), ["a/model"])
     ]
     assert key not in answer.text
+
+
+def test_an_account_sees_what_is_held_its_workers_faults_and_messages(client: FlaskClient) -> None:
+    user_id, key = make_user(username="Ada", kudos=100)
+    worker_id = make_worker(user_id, ("a/model",))
+    headers = {"apikey": key}
+    said = client.post(
+        "/api/v2/workers/messages",
+        json={"worker_id": str(worker_id), "message": "Update, please."},
+        headers=headers,
+    )
+    assert said.status_code == 200, said.text
+    with transaction() as session:
+        hold_kudos(
+            session, user_id=user_id, business_id="upfront:x", amount=Decimal("4.50"), now=utcnow()
+        )
+        add_worker_faults(session, {(worker_id, "none"): 2}, utcnow())
+    found = client.get("/account/overview", headers=headers).json
+    assert found["held"] == 4.5
+    assert [(hold["id"], hold["amount"]) for hold in found["reservations"]] == [("upfront:x", 4.5)]
+    (worker,) = found["workers"]
+    assert worker["faults"] == {"none": 2}
+    (note,) = worker["messages"]
+    assert (note["message"], note["is_own"]) == ("Update, please.", True)
+    assert found["settings"] == {"username": "Ada", "contact": None, "public_workers": False}
+    assert (found["id"], found["is_deleted"]) == (user_id, False)
+    client.delete(f"/api/v2/users/{user_id}", headers=headers)
+    assert client.get("/account/overview", headers=headers).json["is_deleted"] is True
+
+
+def test_the_account_takes_three_statements(client: FlaskClient) -> None:
+    _, key = make_user()
+    client.get("/account/overview", headers={"apikey": key})
+    with transaction() as session:
+        count = count_statements(
+            session, lambda: client.get("/account/overview", headers={"apikey": key})
+        )
+    assert count <= 3
 
 
 def test_a_new_key_ends_the_old_one(client: FlaskClient) -> None:

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: AGPL-3.0-or-later
 // The operator's dashboard: the moment every few seconds, figures over time more rarely.
 import { setUpOperations, showModes } from "./operate.js";
-import { fillTable, formatBytes, formatNumber, formatSeconds, make, makeButton } from "./parts.js";
-import { buildPlot, formatFigure } from "./plots.js";
+import { fillTable, formatBytes, formatFigure, formatNumber, formatSeconds, make, makeButton, redraw } from "./parts.js";
+import { buildPlot } from "./plots.js";
 import { attempt, call, startSession } from "./session.js";
 
 const MOMENT_SECONDS = 5;
@@ -108,8 +108,7 @@ function showWorkers(workers, counts) {
         buildSwitch(worker, "paused", worker.paused, ["Pause", "Unpause"])),
     ];
   });
-  const table = find("workers");
-  if (!table.contains(document.activeElement)) fillTable(table, columns, rows, "No worker is online.");
+  redraw(find("workers"), () => fillTable(find("workers"), columns, rows, "No worker is online."));
 }
 
 // A code without a name is the status itself.

@@ -159,9 +159,9 @@ function setUpFilters() {
 // Messages
 
 async function loadMessages() {
-  const messages = await call("/api/v2/worker_messages");
+  const messages = await call("/api/v2/workers/messages");
   const rows = messages.map((message) => {
-    const drop = makeButton("Delete", () => attempt(() => call(`/api/v2/worker_messages/${message.id}`, { method: "DELETE" }), "The message was deleted.", loadMessages), "danger");
+    const drop = makeButton("Delete", () => attempt(() => call(`/api/v2/workers/messages/${message.id}`, { method: "DELETE" }), "The message was deleted.", loadMessages), "danger");
     drop.setAttribute("aria-label", `Delete the message ${message.message.slice(0, 40)}`);
     return [message.message, message.worker_id ?? message.worker_type ?? "all workers", message.origin, message.expiry, drop];
   });
@@ -170,7 +170,7 @@ async function loadMessages() {
 
 function setUpMessages() {
   onOpen("messages-part", loadMessages);
-  onSubmit("message", () => attempt(() => call("/api/v2/worker_messages", {
+  onSubmit("message", () => attempt(() => call("/api/v2/workers/messages", {
     method: "POST",
     body: {
       message: value("message-text"), expiry: Number(value("message-hours")),

@@ -48,6 +48,14 @@ export function formatNumber(value, digits = 0) {
   return value.toLocaleString("en", { maximumFractionDigits: digits });
 }
 
+// Short, for axes and tiles.
+export function formatFigure(value) {
+  if (value === null || value === undefined) return "–";
+  if (value >= 10_000_000) return `${formatNumber(value / 1_000_000)}M`;
+  if (value >= 10_000) return `${formatNumber(value / 1000)}k`;
+  return formatNumber(value, value < 10 ? 1 : 0);
+}
+
 export function formatSeconds(seconds) {
   if (seconds < 90) return `${Math.round(seconds)} s`;
   if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
@@ -79,11 +87,23 @@ export function confirmTwice(button, question, act) {
   });
 }
 
+// Draw a part anew, unless somebody writes or is being asked something in it. What has the focus
+// keeps it, being found again by its place.
+export function redraw(box, act) {
+  const focused = box.contains(document.activeElement) ? document.activeElement : null;
+  if (focused?.matches("input, select, textarea") || box.querySelector("[data-asked]")) return;
+  const list = () => [...box.querySelectorAll("a, button, input")];
+  const place = list().indexOf(focused);
+  act();
+  if (place >= 0) list()[place]?.focus();
+}
+
 export class Refusal extends Error {}
 
 // JSON of the API, asked with a key in a header.
-export async function ask(path, key, { method = "GET", body } = {}) {
-  const headers = { apikey: key, ...(body === undefined ? {} : { "Content-Type": "application/json" }) };
+export async function ask(path, key, { method = "GET", body, headers: more = {} } = {}) {
+  const type = body === undefined ? {} : { "Content-Type": "application/json" };
+  const headers = { apikey: key, ...type, ...more };
   let response;
   try {
     response = await fetch(path, { method, headers, body: body && JSON.stringify(body), credentials: "omit", cache: "no-store" });

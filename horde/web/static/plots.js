@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: AGPL-3.0-or-later
 // Lines over time, drawn by uPlot, with a legend of our own that says the newest figures as text.
-import { formatNumber, make } from "./parts.js";
+import { formatFigure, make } from "./parts.js";
 
 const HEIGHT = 160;
 const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit" });
@@ -16,13 +16,6 @@ function readColour(className) {
 
 function lastOf(values) {
   return values.findLast((value) => value !== null) ?? null;
-}
-
-export function formatFigure(value) {
-  if (value === null || value === undefined) return "–";
-  if (value >= 10_000_000) return `${formatNumber(value / 1_000_000)}M`;
-  if (value >= 10_000) return `${formatNumber(value / 1000)}k`;
-  return formatNumber(value, value < 10 ? 1 : 0);
 }
 
 // lines: [{name, label}], of the names of series. The figure is an element to put somewhere.
