@@ -566,6 +566,10 @@ class FrontConfig:
     messages_ping_seconds: Annotated[
         float, within(0.1, DAY_SECONDS), named("HORDE_OAI_MESSAGES_PING_SECONDS")
     ] = 15.0
+    # Of a response that says none. The native default would cut an agent's patch in half.
+    responses_default_max_tokens: Annotated[
+        int, within(16, 16384), named("HORDE_OAI_RESPONSES_DEFAULT_MAX_TOKENS")
+    ] = 4096
     cors_origins: Annotated[
         tuple[str, ...],
         Read(_parse_origins, "* or origins such as https://example.com, separated by commas"),

@@ -61,6 +61,7 @@ from horde.oai.responses import (
     send_empty,
     send_json,
 )
+from horde.oai.responses_form.form import ResponsesForm
 from horde.oai.signals import PollingHub, SignalHub
 from horde.oai.text_service import TextService
 from horde.oai.unknown_routes import build_unknown_url_message
@@ -521,6 +522,8 @@ def create_front_app(config: FrontConfig, hub: SignalHub | None = None) -> Starl
         Route("/v1/messages", Methods(POST=front.messages)),
         Route("/v1/messages/", Methods(POST=front.messages)),
         Route("/v1/messages/count_tokens", Methods(POST=front.count_tokens)),
+        Route("/v1/responses", Methods(POST=front.responses)),
+        Route("/v1/responses/", Methods(POST=front.responses)),
         Route("/v1/models", Methods(GET=front.answer_models)),
         Route("/v1/models/{model:path}", Methods(GET=front.answer_model)),
         Route("/health", Methods(GET=front.answer_health)),
@@ -563,6 +566,8 @@ class _Front:
         self._models = ModelList(self._native, config.models_cache_seconds)
         self.calls = Calls(config, self._native, hub, _describe)
         self.chat = self._serve(ChatService(self.calls, ChatCompletionForm()))
+        responses = ResponsesForm(config.responses_default_max_tokens)
+        self.responses = self._serve(ChatService(self.calls, responses))
         text_models = TextModels(self._native, config.models_cache_seconds)
         self.completions = self._serve(
             TextService(self.calls, text_models, config.completions_max_prompts)

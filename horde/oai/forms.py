@@ -24,6 +24,7 @@ class FormName(StrEnum):
     CHAT = "chat"
     COMPLETIONS = "completions"
     MESSAGES = "messages"
+    RESPONSES = "responses"
 
 
 class FormRequest(Protocol):

@@ -100,6 +100,13 @@ def unsupported_value(key: str, message: str) -> RequestRefused:
     return RequestRefused("unsupported_value", f"Unsupported value: '{key}' {message}.", key)
 
 
+def missing(path: str) -> RequestRefused:
+    """400 of a key that has to be there."""
+    return RequestRefused(
+        "missing_required_parameter", f"Missing required parameter: '{path}'.", path
+    )
+
+
 def wrong_type(key: str, expectation: str) -> RequestRefused:
     """400 of a value of another type."""
     return RequestRefused("invalid_type", f"Invalid type for '{key}': expected {expectation}.", key)

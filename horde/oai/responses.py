@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Send
 
 PREFLIGHT_SECONDS: Final = 86400
-CORS_METHODS: Final = "GET, POST, OPTIONS"
+CORS_METHODS: Final = "GET, POST, DELETE, OPTIONS"
 EXPOSED_HEADERS: Final = ", ".join(
     (
         *(

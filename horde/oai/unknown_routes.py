@@ -17,7 +17,11 @@ _POINTERS: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
         (r"/v1/v1/messages(/.*)?", "The base URL has no /v1: clients of this API add it."),
         (r"/v1/v1(/.*)?", _BASE_URL),
         (r"/chat/completions|/models(/.*)?|.*/chat/completions/chat/completions", _BASE_URL),
-        (r"/v1/responses(/.*)?", "Use /v1/chat/completions; most SDKs have a switch for it."),
+        (
+            r"/v1/conversations(/.*)?",
+            "Send the whole conversation as 'input' of /v1/responses, or a 'previous_response_id'.",
+        ),
+        (r"/v1/responses/(compact|input_tokens)", _NOT_OFFERED),
         (r"/v1/chat/completions/.+", "Completions are not stored."),
         (
             r"/v1/(embeddings|images|audio|moderations|files|assistants|threads|batches|realtime|skills|messages|complete)(/.*)?",

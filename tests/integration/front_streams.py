@@ -33,6 +33,8 @@ class OpenStream:
         *,
         url: str | None = None,
         headers: dict[str, str] | None = None,
+        path: str = "/v1/chat/completions",
+        body: Chunk | None = None,
         **changes: Any,
     ) -> None:
         self.lines: list[str] = []  # without their ends
@@ -49,9 +51,8 @@ class OpenStream:
         self._may_read = threading.Event()
         self._may_read.set()
         sent = {"authorization": f"Bearer {stack.horde.requester_key}", **(headers or {})}
-        self._connection.request(
-            "POST", "/v1/chat/completions", json.dumps(build_body(stream=True, **changes)), sent
-        )
+        body = build_body(stream=True, **changes) if body is None else body
+        self._connection.request("POST", path, json.dumps(body), sent)
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 

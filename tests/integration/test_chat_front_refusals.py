@@ -60,8 +60,8 @@ def test_2_a_model_cannot_be_deleted(stack: FrontStack) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "pointer"),
     [
-        ("POST", "/v1/responses", "/v1/chat/completions"),
-        ("GET", "/v1/responses/resp_1", "/v1/chat/completions"),
+        ("POST", "/v1/responses/compact", "does not offer"),
+        ("POST", "/v1/conversations", "previous_response_id"),
         ("GET", "/v1/chat/completions/chatcmpl-1", "not stored"),
         ("POST", "/v1/embeddings", "does not offer"),
         ("POST", "/v1/images/generations", "does not offer"),
@@ -138,7 +138,7 @@ def test_8_a_preflight_allows_what_it_asks_for(stack: FrontStack) -> None:
         assert answer.status_code == 204
         assert answer.content == b""
         assert answer.headers["access-control-allow-origin"] == "*"
-        assert answer.headers["access-control-allow-methods"] == "GET, POST, OPTIONS"
+        assert answer.headers["access-control-allow-methods"] == "GET, POST, DELETE, OPTIONS"
         assert answer.headers["access-control-allow-headers"] == "authorization, content-type"
         assert answer.headers["access-control-max-age"] == "86400"
         assert "access-control-allow-credentials" not in answer.headers
