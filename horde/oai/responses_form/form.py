@@ -8,7 +8,7 @@ from uuid import uuid4
 from horde.chat_contract import JsonObject
 from horde.oai.errors import RequestRefused
 from horde.oai.forms import ChatForm, FormName
-from horde.oai.mapping import build_dry_run_completion, get_quoted_model
+from horde.oai.mapping import build_quote_x_horde
 from horde.oai.native import Caller
 from horde.oai.responses_form.answer import (
     ResponseAnswer,
@@ -47,16 +47,15 @@ class ResponsesForm(ChatForm[ResponsesRequest]):
         self, request: ResponsesRequest, quote: Mapping[str, Any], created: int
     ) -> JsonObject:
         """A response without output."""
-        request_id = f"dryrun-{uuid4()}"
-        completion = build_dry_run_completion(
-            quote, completion_id=request_id, created=created, model=get_quoted_model(quote)
-        )
+        x_horde = build_quote_x_horde(quote)
+        tokens = x_horde["resolved"].get("estimated_prompt_tokens") or 0
+        counts = {"prompt_tokens": tokens, "completion_tokens": 0, "total_tokens": tokens}
         return build_response(
-            ResponseFacts.of(request, request_id, created),
+            ResponseFacts.of(request, f"dryrun-{uuid4()}", created),
             "completed",
             completed_at=created,
-            usage=build_response_usage(completion["usage"]),
-            x_horde=completion["x_horde"],
+            usage=build_response_usage(counts),
+            x_horde=x_horde,
         )
 
 
