@@ -15,9 +15,10 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
 
@@ -131,13 +132,18 @@ def build_done(text: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def running_front(
-    native_url: str, redis_url: str, log: Path, *, streams: int
+    native_url: str,
+    redis_url: str,
+    log: Path,
+    *,
+    streams: int,
+    settings: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[tuple[int, int]]:
     """`horde front` as an operator runs it. Yields its port and process id; raises RuntimeError
     when it does not start.
     """
     port = find_free_ports(1)[0]
-    settings = {
+    own = {
         "HORDE_OAI_PORT": str(port),
         "HORDE_OAI_NATIVE_URL": native_url,
         "HORDE_OAI_REDIS_URL": redis_url,
@@ -148,7 +154,7 @@ def running_front(
         process = subprocess.Popen(
             [sys.executable, "-m", "horde.cli.main", "front"],
             cwd=ROOT,
-            env=build_environment(os.environ["DATABASE_URL"]) | settings,
+            env=build_environment(os.environ["DATABASE_URL"]) | own | dict(settings),
             stdout=output,
             stderr=output,
         )

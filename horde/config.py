@@ -544,6 +544,13 @@ class FrontConfig:
     max_open_requests: Annotated[
         int, within(1, 1_000_000), named("HORDE_OAI_MAX_OPEN_REQUESTS")
     ] = 1000
+    # Workers that may wait for a job at once, in all and of one key or address; 0 keeps none waiting.
+    max_waiting_pops: Annotated[int, within(0, 1_000_000), named("HORDE_OAI_MAX_WAITING_POPS")] = (
+        4000
+    )
+    max_waiting_pops_per_caller: Annotated[
+        int, within(0, 1_000_000), named("HORDE_OAI_MAX_WAITING_POPS_PER_CALLER")
+    ] = 250
     models_cache_seconds: Annotated[
         float, within(0, DAY_SECONDS), named("HORDE_OAI_MODELS_CACHE_SECONDS")
     ] = 5.0

@@ -280,4 +280,14 @@ oai_streams = _counter("horde.oai.streams", "Ended streams.", "outcome", "form")
 oai_submit_retries = _counter(
     "horde.oai.submit_retries", "Ambiguous submits by what their repetition brought.", "outcome"
 )
+oai_pops = _counter(
+    "horde.oai.pops",
+    "Pops that the front passed on, by why it asked and what the API answered.",
+    "reason",
+    "outcome",
+)
+oai_hand_backs = _counter(
+    "horde.oai.hand_backs", "Jobs given back because their worker had gone.", "outcome"
+)
+_gauge("horde.oai.waiting_workers", "1", "Workers that wait for a job at this front.")
 _gauge("horde.oai.open_requests", "1", "Calls open now.", "stream", "form")

@@ -102,6 +102,7 @@ class PoppedJobs:
     transport: ChatImageTransport | None = None
     skipped: dict[str, int] = field(default_factory=dict)
     messages: Sequence[dict[str, Any]] = ()  # for the worker's owner
+    is_work_left: bool = False  # whether requests wait for its models, kept from it or not
 
     def dump(self) -> dict[str, Any]:
         """The body of the answer; a chat job alone carries `chat`."""
@@ -155,7 +156,7 @@ def pop_text_jobs(pop: Pop) -> PoppedJobs:
         raise Forbidden(popping.worker.maintenance_msg, ReturnCode.WORKER_MAINTENANCE)
     popped = load_stored_input(popped, pop.now)
     report_assignment(popping.worker, popped, caller)
-    return replace(popped, messages=popping.messages)
+    return replace(popped, messages=popping.messages, is_work_left=queue.is_work_left)
 
 
 def require_owner(session: Session, api_key: str) -> Caller:

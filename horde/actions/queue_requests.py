@@ -36,6 +36,7 @@ from horde.database.text_admission import (
     list_model_figures,
     require_submitter,
 )
+from horde.database.text_functions import build_text_work
 from horde.database.text_requests import (
     NewTextRequest,
     RequestContent,
@@ -50,6 +51,7 @@ from horde.exceptions import BadRequest, Forbidden, ServiceUnavailable
 from horde.logger import surviving
 from horde.return_codes import ReturnCode
 from horde.shapes.requests import RequestAccepted, RequestQuote
+from horde.text_work import publish_text_work
 
 MAX_CLIENT_AGENT_LENGTH = 1000
 NO_WORKER_WARNING = (
@@ -88,6 +90,7 @@ class StoredRequest:
 
     id: UUID
     quote: int
+    count: int  # generations
     image_count: int
     admission: PaidAdmission
     availability: WorkerAvailability
@@ -217,6 +220,7 @@ def admit(
     return StoredRequest(
         id=wp_id,
         quote=quote,
+        count=n,
         image_count=image_count,
         admission=admission,
         availability=availability,
@@ -289,6 +293,7 @@ def activate(stored: StoredRequest, *, claim: OperationKeyClaim | None, now: dat
 
     if not run_transaction(work):  # the cleaner took the row for abandoned
         raise ServiceUnavailable("The request could not be queued. Try again.")
+    publish_text_work(build_text_work(stored.admission.facts, stored.count))
     remember_availability(stored.id, stored.admission.facts, stored.availability)
 
 

@@ -11,10 +11,11 @@ from flask import current_app, g, request
 from werkzeug.exceptions import UnsupportedMediaType
 
 from horde.config import Config
-from horde.exceptions import BadRequest, PayloadInvalid, RequestTooLarge
+from horde.exceptions import BadRequest, Forbidden, PayloadInvalid, RequestTooLarge
 from horde.json_body import parse_json_body
 from horde.return_codes import ReturnCode
 from horde.settings import Network
+from horde.text_work import POPPING_ADDRESS_HEADER
 
 DEFAULT_BODY_BYTES = 10 * 1024 * 1024  # every native route but the chat submit
 DEFAULT_CLIENT_AGENT = "unknown:0:unknown"
@@ -108,6 +109,21 @@ def get_client_address() -> str:
         )
         g.client_address = resolve(get_peer_address(), proxied_for, passkey)
     return cast(str, g.client_address)
+
+
+def is_passed_on_by_front() -> bool:
+    """Whether a front passes a worker's pop on. Raises Forbidden when its word for the worker's
+    address is not believed, or every worker behind it would have the address of the front.
+    """
+    address = request.headers.get(POPPING_ADDRESS_HEADER)
+    if address is None:
+        return False
+    if str(_parse_address(address)) != get_peer_address():
+        raise Forbidden(
+            "This front is not trusted with the addresses of workers. Pop at the API itself, or ask"
+            " the operator to name the front in HORDE_TRUSTED_PROXIES."
+        )
+    return True
 
 
 def is_proxied() -> bool:

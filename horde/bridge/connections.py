@@ -61,6 +61,16 @@ class RequestConnections:
             self._connections = []
 
 
+class LatestConnection(RequestConnections):
+    """The connection of a client that keeps one at a time, over all its requests."""
+
+    def trace(self, event: str, info: Mapping[str, Any]) -> None:
+        """As above; a new connection takes the place of the one before, which is over."""
+        if event == "connection.connect_tcp.complete":
+            self.close()
+        super().trace(event, info)
+
+
 @contextmanager
 def ending_at(deadline: float) -> Iterator[Trace]:
     """A trace for httpx that cuts the request's connections at a moment of ``time.monotonic``."""

@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """The calls a text worker makes: pop a job, post what is written so far, submit what came of it."""
 
+from collections.abc import Callable
+from typing import Any
+
 import httpx
 
 from horde.bridge.addresses import hide_password, trusts_environment
+from horde.bridge.pop_lines import PopLines
 from horde.bridge.refusals import JsonObject, describe_failure, parse_json, parse_retry_after
 from horde.logger import get_logger
 
@@ -13,7 +17,9 @@ SUBMIT_TIMEOUT_SECONDS = 60.0
 PROGRESS_TIMEOUT_SECONDS = 10.0
 CONNECT_TIMEOUT_SECONDS = 10.0
 LOOK_TIMEOUT_SECONDS = 10.0
+DEFAULT_LIMITS = httpx.Limits(max_connections=100, max_keepalive_connections=20)  # httpx's own
 
+POP_PATH = "/v2/generate/text/pop"
 _NO_ROUTE_STATUSES = (404, 405, 501)
 _HEARTBEAT = "/v2/status/heartbeat"
 
@@ -66,9 +72,17 @@ class HordeApi:
     ) -> None:
         headers = {"apikey": api_key, "Client-Agent": bridge_agent}
         self._url = api_url.rstrip("/")
-        self._client = httpx.Client(
-            headers=headers, transport=transport, trust_env=trusts_environment(api_url)
-        )
+
+        def build_client(limits: httpx.Limits = DEFAULT_LIMITS) -> httpx.Client:
+            return httpx.Client(
+                headers=headers,
+                transport=transport,
+                limits=limits,
+                trust_env=trusts_environment(api_url),
+            )
+
+        self._client = build_client()
+        self._lines = PopLines(build_client)
 
     def pop(
         self, body: JsonObject, timeout_seconds: float = POP_TIMEOUT_SECONDS
@@ -77,13 +91,27 @@ class HordeApi:
 
         Raises ``HordeUnavailable`` or ``HordeRefusal``.
         """
-        try:
-            answer = self._post("/v2/generate/text/pop", body, timeout_seconds)
-        except HordeRefusal as refusal:
-            if refusal.rc or refusal.status not in _NO_ROUTE_STATUSES:
-                raise
-            raise HordeUnavailable(f"HTTP {refusal.status}", is_no_horde=True) from refusal
-        return answer if answer.get("id") else None
+        return _judge_pop(self._send(self._client.post, POP_PATH, body, timeout_seconds))
+
+    def wait_for_job(self, body: JsonObject, wait_seconds: int) -> tuple[JsonObject | None, bool]:
+        """Ask for a job, and to be kept waiting for so long while there is none: the job, and
+        whether this horde keeps workers waiting.
+
+        Raises as ``pop``, also once ``stop_waiting`` was called.
+        """
+        prefer = {"Prefer": f"wait={wait_seconds}"}
+        response = self._send(self._lines.post, POP_PATH, body, POP_TIMEOUT_SECONDS, headers=prefer)
+        is_kept = response.headers.get("Preference-Applied", "").startswith("wait")
+        return _judge_pop(response), is_kept
+
+    @property
+    def has_stopped_waiting(self) -> bool:
+        """Whether `stop_waiting` was called."""
+        return self._lines.is_cut
+
+    def stop_waiting(self) -> None:
+        """End the pops that wait, from any thread: nobody wants their jobs any more."""
+        self._lines.cut()
 
     def post_progress(self, body: JsonObject) -> bool:
         """Post what a streamed job wrote since its last post: ``{id, seq, delta}``. Whether the
@@ -134,6 +162,7 @@ class HordeApi:
 
     def close(self) -> None:
         """Close the connections."""
+        self._lines.close()
         self._client.close()
 
     def _look(self, url: str) -> httpx.Response:
@@ -146,24 +175,48 @@ class HordeApi:
             raise HordeUnavailable(describe_failure(error)) from error
 
     def _post(self, path: str, body: JsonObject, timeout_seconds: float) -> JsonObject:
+        return _judge(self._send(self._client.post, path, body, timeout_seconds))
+
+    def _send(
+        self,
+        post: Callable[..., httpx.Response],
+        path: str,
+        body: JsonObject,
+        timeout_seconds: float,
+        **options: Any,
+    ) -> httpx.Response:
         timeout = httpx.Timeout(
             timeout_seconds, connect=min(CONNECT_TIMEOUT_SECONDS, timeout_seconds)
         )
         try:
-            response = self._client.post(self._url + path, json=body, timeout=timeout)
+            return post(self._url + path, json=body, timeout=timeout, **options)
         except httpx.HTTPError as error:
             raise HordeUnavailable(describe_failure(error)) from error
-        answer = parse_json(response.content)
-        if response.is_success and isinstance(answer, dict):
-            return answer
 
-        status = response.status_code
-        is_limit = status == httpx.codes.TOO_MANY_REQUESTS
-        if response.is_client_error and not is_limit and isinstance(answer, dict):
-            message = str(answer.get("message") or answer.get("errors"))
-            raise HordeRefusal(status, str(answer.get("rc") or ""), message, answer)
-        raise HordeUnavailable(
-            f"HTTP {status}",
-            parse_retry_after(response.headers.get("Retry-After")),
-            is_no_horde=status < 400 or status in _NO_ROUTE_STATUSES,
-        )
+
+def _judge_pop(response: httpx.Response) -> JsonObject | None:
+    try:
+        answer = _judge(response)
+    except HordeRefusal as refusal:
+        if refusal.rc or refusal.status not in _NO_ROUTE_STATUSES:
+            raise
+        raise HordeUnavailable(f"HTTP {refusal.status}", is_no_horde=True) from refusal
+    return answer if answer.get("id") else None
+
+
+def _judge(response: httpx.Response) -> JsonObject:
+    """The body of an answer. Raises ``HordeUnavailable`` or ``HordeRefusal``."""
+    answer = parse_json(response.content)
+    if response.is_success and isinstance(answer, dict):
+        return answer
+
+    status = response.status_code
+    is_limit = status == httpx.codes.TOO_MANY_REQUESTS
+    if response.is_client_error and not is_limit and isinstance(answer, dict):
+        message = str(answer.get("message") or answer.get("errors"))
+        raise HordeRefusal(status, str(answer.get("rc") or ""), message, answer)
+    raise HordeUnavailable(
+        f"HTTP {status}",
+        parse_retry_after(response.headers.get("Retry-After")),
+        is_no_horde=status < 400 or status in _NO_ROUTE_STATUSES,
+    )

@@ -81,6 +81,7 @@ class Bridge:
             thread.start()
         exit_code = self._stops.get()
         self._stopping.set()
+        self._horde.stop_waiting()
         logger.info("horde.bridge.stopping", extra={"running_jobs": len(self._running)})
         if not self._join(threads, self._config.grace_seconds):
             for running in list(self._running):
@@ -143,7 +144,8 @@ class Bridge:
         self._planner.announce(plan)
         if answer is None:
             streaks.empty_pops += 1
-            self._pause(compute_idle_seconds(streaks.empty_pops))
+            if not self._popper.is_kept_waiting:
+                self._pause(compute_idle_seconds(streaks.empty_pops))
             return
 
         streaks.empty_pops = 0

@@ -2,6 +2,7 @@
 """Asking the horde for jobs, and telling it that the worker leaves."""
 
 import threading
+import time
 from collections.abc import Callable
 
 from horde.bridge.config import BridgeConfig
@@ -12,6 +13,8 @@ from horde.bridge.refusals import JsonObject
 from horde.logger import get_logger
 
 LEAVE_SECONDS = 5.0
+WAIT_SECONDS = 20  # below the 30 s that hordes keep workers waiting, and what proxies mostly allow
+WITHOUT_WAITING_SECONDS = 60.0  # after a pop that was to wait failed
 
 EXIT_STOPPED, EXIT_REFUSED, EXIT_USAGE = 0, 1, 2
 
@@ -55,11 +58,18 @@ class Popper:
         self._address_lock = threading.Lock()
         self._has_no_horde = False
         self._seen_messages: set[str] = set()
+        self._plain_until = 0.0
+        self._keeps_waiting = self._is_kept_waiting = False
 
     @property
     def is_let_in(self) -> bool:
         """Whether the horde has accepted a pop: the worker's settings are right then."""
         return self._accepted is not None
+
+    @property
+    def is_kept_waiting(self) -> bool:
+        """Whether the horde kept the last pop waiting, so that a pause after it is of no use."""
+        return self._is_kept_waiting
 
     def pop(self, plan: ServingPlan, failures: int) -> JsonObject | None:
         """A job, None when there is none.
@@ -68,7 +78,7 @@ class Popper:
         """
         body = plan.build_pop_body(self._config)
         try:
-            answer = self._horde.pop(body)
+            answer = self._ask(body)
         except HordeUnavailable as error:
             if error.is_no_horde and not self.is_let_in:
                 self._correct_address(failures + 1)
@@ -81,6 +91,28 @@ class Popper:
         self._accepted = body
         if answer is not None:
             self._log_messages(answer)
+        return answer
+
+    def _ask(self, body: JsonObject) -> JsonObject | None:
+        """A pop that waits where the horde offers it, and a plain one for a while after that
+        failed: what keeps workers waiting may be full, or away, or behind a hasty proxy.
+        """
+        started = time.monotonic()
+        if started < self._plain_until:
+            return self._horde.pop(body)
+        self._is_kept_waiting = False
+        try:
+            answer, self._keeps_waiting = self._horde.wait_for_job(body, WAIT_SECONDS)
+        except HordeUnavailable as error:
+            if self._horde.has_stopped_waiting:
+                raise NotAsked from error
+            self._plain_until = time.monotonic() + WITHOUT_WAITING_SECONDS
+            if not self._keeps_waiting:
+                raise
+            return self._horde.pop(body)
+        # A front that is ending applies the preference and answers at once.
+        has_waited = time.monotonic() - started > WAIT_SECONDS / 2
+        self._is_kept_waiting = self._keeps_waiting and has_waited
         return answer
 
     def leave(self) -> JsonObject | None:

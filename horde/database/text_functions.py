@@ -7,6 +7,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -57,8 +58,9 @@ from horde.classes.kobold.worker import (
     TextWorker,
     get_text_worker_lease_capacity,
 )
-from horde.db import table_of
+from horde.db import after_commit, table_of
 from horde.hot_session import keep
+from horde.text_work import TextWork, publish_text_work
 
 CONTESTED_WAIT_MILLISECONDS = 1000  # a claim or a reply holds a row for some milliseconds
 CANDIDATES_PER_CLASS = 20  # enough that workers popping at once each find an unlocked row
@@ -111,6 +113,8 @@ class ServableQueue:
     only_user_id: int | None  # a worker in maintenance serves its owner alone
     priority_user_ids: tuple[int, ...]
     skipped: dict[str, int] = field(default_factory=dict)
+    # Whether anything waits for its models, be it kept from the worker or not.
+    is_work_left: bool = False
 
     def get_models(self, queue_class: int) -> tuple[str, ...]:
         """The models that requests of one of its classes list."""
@@ -303,6 +307,34 @@ def find_request_facts(session: Session, wp_id: UUID) -> TextRequestFacts | None
     return None if row is None else build_request_facts(row)
 
 
+def build_text_work(facts: TextRequestFacts, count: int) -> TextWork:
+    """What the queue gains by so many generations of a request."""
+    return TextWork(facts.models, facts.is_chat, count, facts.max_length, facts.max_context_length)
+
+
+_FIND_WORK = keep(
+    select(
+        select(func.array_agg(aggregate_order_by(WPModels.model, WPModels.id)))
+        .where(WPModels.wp_id == requests.c.id)
+        .scalar_subquery()
+        .label("models"),
+        requests.c.is_chat,
+        requests.c.max_length,
+        requests.c.max_context_length,
+    ).where(requests.c.id == bindparam("wp_id"))
+)
+
+
+def announce_returned_work(session: Session, wp_id: UUID) -> None:
+    """Tell of a generation that was given back to its request, after the commit."""
+    row = session.execute(_FIND_WORK, {"wp_id": wp_id}).one_or_none()
+    if row is not None:
+        work = TextWork(
+            tuple(row.models or ()), row.is_chat, 1, row.max_length, row.max_context_length
+        )
+        after_commit(session, partial(publish_text_work, work))
+
+
 def list_unclassified_requests(session: Session, limit: int) -> list[tuple[UUID, TextRequestFacts]]:
     """Live requests without a class, as a server of an older version writes them."""
     statement = (
@@ -333,6 +365,7 @@ def get_sorted_text_wp_filtered_to_worker(
     only_user_id = worker.user_id if worker.maintenance or worker.paused else None
     servable: list[ServableClass] = []
     skipped: Counter[SkipReason] = Counter()
+    is_work_left = False
     for queue_class, facts in get_queue_class_facts(session, list_queue_classes(session)).items():
         judged = least_facts_of_class(facts)
         if only_user_id is not None:
@@ -341,6 +374,7 @@ def get_sorted_text_wp_filtered_to_worker(
         refusal = worker.can_generate_with_eligibility_inputs(
             judged, chat_inputs if facts.is_chat else inputs
         )
+        is_work_left = is_work_left or _names_a_model(facts, worker, inputs.models)
         if refusal is None:
             servable.append(_build_servable_class(queue_class, facts, worker))
         else:
@@ -355,7 +389,15 @@ def get_sorted_text_wp_filtered_to_worker(
             for reason, count in skipped.items()
             if reason in REPORTED_SKIP_REASONS
         },
+        is_work_left=is_work_left,
     )
+
+
+def _names_a_model(facts: TextRequestFacts, worker: TextWorker, models: Collection[str]) -> bool:
+    """Whether the requests of a class are for a model that the worker offers."""
+    if facts.is_chat:
+        return worker.accepts_chat_jobs and worker.chat_model_id in facts.models
+    return not facts.models or not set(models).isdisjoint(facts.models)
 
 
 def _build_servable_class(

@@ -58,7 +58,11 @@ from horde.classes.kobold.waiting_prompt import TextWaitingPrompt, select_as_sen
 from horde.classes.kobold.worker import TextWorker
 from horde.database.kudos import append_movements, release_hold
 from horde.database.suspects import suspect_worker
-from horde.database.text_functions import TEXT_FAMILY, ClaimedRequest
+from horde.database.text_functions import (
+    TEXT_FAMILY,
+    ClaimedRequest,
+    announce_returned_work,
+)
 from horde.database.text_requests import has_pending_jobs
 from horde.database.users import charge_shared_key
 from horde.database.workers import announce_worker_change
@@ -580,6 +584,8 @@ def fault_job(
     if not outcome.is_applied or outcome.is_fake:
         return Fault(is_applied=outcome.is_applied, is_fake=outcome.is_fake)
     is_request_faulted = WaitingPrompt.mark_faulted_after_repeated_faults(session, job.wp_id)
+    if outcome.is_restarted and not is_request_faulted:
+        announce_returned_work(session, job.wp_id)
     if (is_request_faulted or not outcome.is_restarted) and not has_pending_jobs(
         session, job.wp_id
     ):

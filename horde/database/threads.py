@@ -43,7 +43,11 @@ from horde.database.stats import (
     publish_model_figures,
     publish_totals,
 )
-from horde.database.text_functions import TEXT_FAMILY, list_unclassified_requests
+from horde.database.text_functions import (
+    TEXT_FAMILY,
+    build_text_work,
+    list_unclassified_requests,
+)
 from horde.database.text_jobs import JobFacts, fault_job, find_job
 from horde.database.text_queue import list_queue_rows, publish_queue
 from horde.database.text_requests import has_pending_jobs
@@ -54,6 +58,7 @@ from horde.database.workers import (
 )
 from horde.db import after_commit, retry_deadlocks, run_transaction, transaction
 from horde.logger import get_logger
+from horde.text_work import publish_text_work
 
 logger = get_logger(__name__)
 
@@ -393,6 +398,7 @@ def _classify_batch(session: Session) -> int:
             .values(queue_class=compute_queue_class(facts))
             .execution_options(synchronize_session=False)
         )
+        after_commit(session, partial(publish_text_work, build_text_work(facts, 1)))
     return len(requests)
 
 

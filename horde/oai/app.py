@@ -54,6 +54,7 @@ from horde.oai.hub import RedisHub
 from horde.oai.models import ModelList, TextModels
 from horde.oai.native import NativeClient
 from horde.oai.page import build_page_handlers
+from horde.oai.pops import Pops, render_native_error
 from horde.oai.responses import (
     add_headers,
     build_cors_headers,
@@ -65,11 +66,13 @@ from horde.oai.responses_form.form import ResponsesForm
 from horde.oai.signals import PollingHub, SignalHub
 from horde.oai.text_service import TextService
 from horde.oai.unknown_routes import build_unknown_url_message
+from horde.oai.work_feed import WorkFeed
 from horde.return_codes import ReturnCode
 
 logger = get_logger(__name__)
 
 CALL_KEY: Final = "horde.oai.call"  # of the scope
+POP_PATH: Final = "/api/v2/generate/text/pop"  # as workers call the API
 NO_GENERATION_RC: Final = "ChatRequestNoGeneration"
 CANCELLED_SENTENCE: Final = "The request was cancelled."
 _AUTHORITY: Final = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
@@ -503,6 +506,15 @@ class Methods:
         await handler(scope, receive, send)
 
 
+class NativeMethods(Methods):
+    """A path of the native API, refused in its own form."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As `Methods`."""
+        scope[CALL_KEY].render_error = render_native_error
+        await super().__call__(scope, receive, send)
+
+
 # --- routes
 # -----------------------------------------------------------------------------------------------------------
 
@@ -511,7 +523,7 @@ def create_front_app(config: FrontConfig, hub: SignalHub | None = None) -> Starl
     """The front with its connections, which open in its lifespan. A hub given replaces that of the
     configuration.
 
-    `app.state.calls` is what a server tells that it is shutting down.
+    `app.state.calls` and `app.state.pops` are what a server tells that it is shutting down.
     """
     front = _Front(config, hub or _build_hub(config))
     routes = [
@@ -524,6 +536,7 @@ def create_front_app(config: FrontConfig, hub: SignalHub | None = None) -> Starl
         Route("/v1/messages/count_tokens", Methods(POST=front.count_tokens)),
         Route("/v1/responses", Methods(POST=front.responses)),
         Route("/v1/responses/", Methods(POST=front.responses)),
+        Route(POP_PATH, NativeMethods(POST=front.pop)),
         Route("/v1/models", Methods(GET=front.answer_models)),
         Route("/v1/models/{model:path}", Methods(GET=front.answer_model)),
         Route("/health", Methods(GET=front.answer_health)),
@@ -537,7 +550,7 @@ def create_front_app(config: FrontConfig, hub: SignalHub | None = None) -> Starl
     )
     app.router.redirect_slashes = False  # a redirect loses the body of a POST
     app.router.default = _refuse_unknown_route
-    app.state.calls = front.calls
+    app.state.calls, app.state.pops = front.calls, front.pops
     return app
 
 
@@ -565,6 +578,9 @@ class _Front:
         self._native = NativeClient(config)
         self._models = ModelList(self._native, config.models_cache_seconds)
         self.calls = Calls(config, self._native, hub, _describe)
+        self.pops = Pops(config, self._native, self.calls.bodies)
+        self.pop: Handler = self.pops.answer
+        self._feed = WorkFeed(config.redis_url, self.pops.take_work, self.pops.set_health)
         self.chat = self._serve(ChatService(self.calls, ChatCompletionForm()))
         responses = ResponsesForm(config.responses_default_max_tokens)
         self.responses = self._serve(ChatService(self.calls, responses))
@@ -596,9 +612,12 @@ class _Front:
             )
         asyncio.get_running_loop().set_exception_handler(_log_failed_task)
         await self._hub.start()
+        self._feed.start()
         try:
             yield
         finally:
+            await self._feed.stop()
+            await self.pops.close()
             await self.calls.close()
             await self._hub.close()
             await self._native.close()

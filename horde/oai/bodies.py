@@ -91,20 +91,27 @@ class BodyReader:
                 "Send the body without a Content-Encoding.",
                 status=415,
             )
-        if _parse_length(headers) > MAX_CHAT_BODY_BYTES:
-            raise _too_large()
-        buffer = bytearray()
-        try:
-            await self._fill(buffer, incoming, deadline)
-            data, size = bytes(buffer), len(buffer)
-            self._buffered_bytes -= size
-            buffer.clear()
-        finally:
-            self._buffered_bytes -= len(buffer)
+        data = await self.read_bytes(headers, incoming, deadline, MAX_CHAT_BODY_BYTES)
+        size = len(data)
         incoming.size_bytes = size
         holder = [data]
         del data  # the parser lets go of it before anything else is made of what it held
         return await self.work(size, lambda: parse(_parse_body(holder.pop())))
+
+    async def read_bytes(
+        self, headers: Headers, incoming: "IncomingBody", deadline: float, limit_bytes: int
+    ) -> bytes:
+        """A body that is whole before `deadline`, which is monotonic. Raises RequestRefused, or
+        ClientGone.
+        """
+        if _parse_length(headers) > limit_bytes:
+            raise _too_large(limit_bytes)
+        buffer = bytearray()
+        try:
+            await self._fill(buffer, incoming, deadline, limit_bytes)
+            return bytes(buffer)
+        finally:
+            self._buffered_bytes -= len(buffer)
 
     async def work[T](self, size_bytes: int, do: Callable[[], T]) -> T:
         """Do what takes as long as a body of so many bytes is large, beside the other streams when
@@ -114,7 +121,9 @@ class BodyReader:
             return do()
         return await asyncio.get_running_loop().run_in_executor(self._threads, do)
 
-    async def _fill(self, buffer: bytearray, incoming: "IncomingBody", deadline: float) -> None:
+    async def _fill(
+        self, buffer: bytearray, incoming: "IncomingBody", deadline: float, limit_bytes: int
+    ) -> None:
         while not incoming.is_complete:
             try:
                 async with asyncio.timeout(min(SILENCE_SECONDS, deadline - time.monotonic())):
@@ -125,8 +134,8 @@ class BodyReader:
                     " seconds. Send the request again."
                 )
                 raise RequestRefused("incomplete_body", message) from None
-            if len(buffer) + len(chunk) > MAX_CHAT_BODY_BYTES:
-                raise _too_large()
+            if len(buffer) + len(chunk) > limit_bytes:
+                raise _too_large(limit_bytes)
             if self._buffered_bytes + len(chunk) > MAX_BUFFERED_BYTES:
                 raise build_overload("too many large requests are being read")
             buffer += chunk
@@ -144,9 +153,9 @@ def build_overload(reason: str) -> RequestRefused:
     return RequestRefused("front_overloaded", message, status=503, headers={"Retry-After": "5"})
 
 
-def _too_large() -> RequestRefused:
+def _too_large(limit_bytes: int) -> RequestRefused:
     message = (
-        f"The request body is larger than {MAX_CHAT_BODY_BYTES} bytes. Send fewer or smaller images,"
+        f"The request body is larger than {limit_bytes} bytes. Send fewer or smaller images,"
         " or a shorter history."
     )
     return RequestRefused("request_too_large", message, status=413)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""The native API as the front calls it: submit, read, cancel, and the list of models.
+"""The native API as the front calls it: submit, read, cancel, the list of models, and pops of workers.
 
 Transport errors and everything the API never answers become `NativeUnavailable`, definite refusals
 `NativeRefused`. Source: docs/reference/chat_front.md, "Calls to the native API".
@@ -19,7 +19,7 @@ from horde import metrics
 from horde.config import FrontConfig
 from horde.logger import get_logger
 from horde.oai.errors import NativeRefused, NativeUnavailable
-from horde.oai.http import HttpAnswer, HttpClient, HttpFailure
+from horde.oai.http import HeaderPairs, HttpAnswer, HttpClient, HttpFailure
 
 logger = get_logger(__name__)
 
@@ -31,6 +31,10 @@ CANCEL_SECONDS: Final = 15.0
 SUBMIT_RETRY_SECONDS: Final = (0.5, 1.0)
 SUBMIT_CONNECTIONS: Final = 128  # some wait for images
 STATUS_CONNECTIONS: Final = 32  # reads are quick
+POP_CONNECTIONS: Final = 64  # a busy API answers them late
+POP_SECONDS: Final = 60.0
+POP_PATH: Final = "/v2/generate/text/pop"
+REPLY_PATH: Final = "/v2/generate/text/submit"
 MODELS_PATH: Final = "/v2/status/models?type=text"
 _REQUEST_ID: Final = re.compile(r"[0-9A-Za-z-]{1,64}")  # it becomes part of paths and channel names
 _GATEWAY_STATUSES: Final = frozenset({502, 503, 504})
@@ -98,11 +102,13 @@ class NativeClient:
         # Apart, so that submits that wait for images hold up no read.
         self._submits = HttpClient(config.native_url, SUBMIT_CONNECTIONS)
         self._reads = HttpClient(config.native_url, STATUS_CONNECTIONS)
+        self._pops = HttpClient(config.native_url, POP_CONNECTIONS)
 
     async def close(self) -> None:
         """Close the connections."""
         await self._submits.close()
         await self._reads.close()
+        await self._pops.close()
 
     async def submit(
         self, body: bytes, caller: Caller, deadline: float, family: NativeFamily = CHAT
@@ -181,6 +187,26 @@ class NativeClient:
         if response.status_code == 404 and body is not None and isinstance(body.get("rc"), str):
             raise NativeGone(body["rc"])
         raise NativeUnavailable(f"status {response.status_code}")
+
+    async def pop(self, headers: HeaderPairs, body: bytes) -> HttpAnswer:
+        """A worker's pop, passed on as it came; whatever the API says of it. Raises
+        NativeUnavailable for what no API says.
+        """
+        return await self._call_for_worker(POP_PATH, headers, body)
+
+    async def submit_reply(self, headers: HeaderPairs, body: bytes) -> HttpAnswer:
+        """A worker's reply or fault, as `pop`."""
+        return await self._call_for_worker(REPLY_PATH, headers, body)
+
+    async def _call_for_worker(self, path: str, headers: HeaderPairs, body: bytes) -> HttpAnswer:
+        try:
+            async with asyncio.timeout(POP_SECONDS):
+                answer = await self._pops.call("POST", path, headers, body)
+        except (HttpFailure, TimeoutError) as error:
+            raise NativeUnavailable(_describe(error)) from None
+        if not answer.headers.get("content-type", "").startswith("application/json"):
+            raise NativeUnavailable(f"status {answer.status_code}")  # a page of a gateway
+        return answer
 
     async def list_models(self, *, for_chat: bool = True) -> list[Mapping[str, Any]]:
         """Entries of the chat models, or of all text models, online now. Raises NativeUnavailable."""

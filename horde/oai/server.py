@@ -31,7 +31,8 @@ class FrontServer(uvicorn.Server):
 
     def __init__(self, config: FrontConfig) -> None:
         app = create_front_app(config)
-        self._calls, self._shutdown_seconds = app.state.calls, config.shutdown_seconds
+        self._calls, self._pops = app.state.calls, app.state.pops
+        self._shutdown_seconds = config.shutdown_seconds
         super().__init__(
             uvicorn.Config(
                 app,
@@ -59,6 +60,7 @@ class FrontServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept no more, let running completions go on for a while, then end them."""
         logger.info("horde.oai.shutting_down")
+        self._pops.shut_down()
         timer = asyncio.get_running_loop().call_later(self._shutdown_seconds, self._calls.shut_down)
         try:
             await super().shutdown(sockets)

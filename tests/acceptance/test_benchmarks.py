@@ -111,6 +111,19 @@ def test_the_benchmark_of_streams_delivers_every_post(service_urls: ServiceAddre
 
 
 @pytest.mark.slow
+def test_the_benchmark_of_waiting_pops_gives_every_job_to_a_waiting_worker(
+    service_urls: ServiceAddresses,
+) -> None:
+    answer = run_benchmark(service_urls, "waiting_pops", "--quick", "--json")
+    assert answer.returncode == 0, answer.stderr
+    (row,) = json.loads(answer.stdout)["waiting"]
+    assert (row["workers"], row["jobs"]) == (5, 5)
+    assert row["worker_kib"] > 0
+    assert row["sent_ms"][0] > row["accepted_ms"][0]
+    assert "KiB/worker" in answer.stderr
+
+
+@pytest.mark.slow
 def test_the_lists_benchmark_costs_each_list_three_statements_at_most(
     service_urls: ServiceAddresses,
 ) -> None:

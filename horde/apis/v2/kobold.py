@@ -25,6 +25,7 @@ from horde.apis.requests import (
     get_client_agent,
     get_config,
     get_peer_address,
+    is_passed_on_by_front,
     is_proxied,
     read_json_body,
     read_json_object,
@@ -75,6 +76,7 @@ from horde.shapes.requests import (
     TextRequestBody,
     TextStatus,
 )
+from horde.text_work import WORK_LEFT_HEADER
 
 namespace = Namespace(
     "v2/generate",
@@ -225,10 +227,11 @@ class TextJobPop(Resource):
     @namespace.response(200, "A job or nothing", popped)
     @document_refusals(namespace, *BODY_REFUSALS, 401, 403)
     @limit_pop
-    def post(self) -> dict[str, Any]:
+    def post(self) -> tuple[dict[str, Any], int, dict[str, str]]:
         """A job, or the body of an idle pop; 403 for a worker in maintenance without a job of its
         owner.
         """
+        is_passed_on = is_passed_on_by_front()
         raw_body = read_json_object()
         pop = Pop(
             body=parse_shape(TextPopBody, raw_body),
@@ -238,7 +241,9 @@ class TextJobPop(Resource):
             config=get_config(),
             now=utcnow(),
         )
-        return pop_text_jobs(pop).dump()
+        jobs = pop_text_jobs(pop)
+        headers = {WORK_LEFT_HEADER: str(jobs.is_work_left).lower()} if is_passed_on else {}
+        return jobs.dump(), 200, headers
 
     # Judged inside the action, after the account.
     validate_chat_declaration = staticmethod(parse_chat_declaration_fields)
