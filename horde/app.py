@@ -9,7 +9,7 @@ from opentelemetry.metrics import Observation
 from sqlalchemy.pool import QueuePool
 
 from horde import db, image, metrics, r2, redis_ctrl
-from horde.apis import dashboard, register, site
+from horde.apis import dashboard, register, service_info, site
 from horde.apis.document import DocumentedApi
 from horde.apis.errors import register_error_handlers
 from horde.apis.node import NodeState
@@ -65,6 +65,7 @@ RESOURCE_MODULES: tuple[ModuleType, ...] = (
     stats,
     documents,
     site,
+    service_info,
     dashboard,
     register,
 )

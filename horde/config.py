@@ -464,6 +464,8 @@ class Config:
     # names shown to people
     title: Annotated[Text, named("HORDE_TITLE")] = "Horde"
     contact_email: Annotated[Text, named("HORDE_EMAIL")] = ""
+    repository: Annotated[WebAddress, named("HORDE_REPOSITORY")] = ""
+    logo: Annotated[WebAddress, named("HORDE_LOGO")] = ""
     about: Annotated[Text, named("HORDE_ABOUT")] = ""
     front_url: Annotated[WebAddress, named("HORDE_FRONT_URL")] = ""
     # With terms.md, privacy.md, sponsors.md and news.json; what it lacks has a default.

@@ -183,8 +183,13 @@ def set_json(key: str, value: object, ttl_seconds: float | None, database: int =
     """Store a JSON value for `ttl_seconds`, or until Redis loses it when None. Raises
     RedisUnavailable.
     """
+    set_text(key, json.dumps(value), ttl_seconds, database)
+
+
+def set_text(key: str, text: str, ttl_seconds: float | None, database: int = cache_db) -> None:
+    """As `set_json`, of a text."""
     milliseconds = None if ttl_seconds is None else round(ttl_seconds * 1000)
-    call(database, lambda client: client.set(key, json.dumps(value), px=milliseconds))
+    call(database, lambda client: client.set(key, text, px=milliseconds))
 
 
 def delete(*keys: str, database: int = cache_db) -> None:

@@ -55,6 +55,7 @@ REMEDIES: Final[Mapping[ReturnCode, str]] = MappingProxyType(
         ReturnCode.TOO_MANY_STOP_SEQUENCES: "Send fewer of them.",
         ReturnCode.EXCESSIVE_STOP_SEQUENCE: "Send fewer or shorter ones.",
         ReturnCode.PROMPT_EXCEEDS_CONTEXT: "Shorten what you send, or ask for a shorter reply.",
+        ReturnCode.INVALID_PROMPT_SIZE: "Send fewer words in 'template_fields'.",
         ReturnCode.INVALID_PROMPT_ENCODING: "Send whole characters.",
         ReturnCode.NUL_BYTE_IN_PAYLOAD: "Leave it out.",
         ReturnCode.INVALID_EXTRA_SOURCE_IMAGES: "Send images in a chat request.",

@@ -47,6 +47,7 @@ class ReturnCode(StrEnum):
     TOO_MANY_STOP_SEQUENCES = "TooManyStopSequences"
     EXCESSIVE_STOP_SEQUENCE = "ExcessiveStopSequence"
     PROMPT_EXCEEDS_CONTEXT = "PromptExceedsContext"
+    INVALID_PROMPT_SIZE = "InvalidPromptSize"
     INVALID_PROMPT_ENCODING = "InvalidPromptEncoding"
     NUL_BYTE_IN_PAYLOAD = "NulByteInPayload"
     INVALID_EXTRA_SOURCE_IMAGES = "InvalidExtraSourceImages"

@@ -4,7 +4,7 @@
 from collections.abc import Mapping
 
 from horde import clock
-from horde.database.caches import TimedCache
+from horde.database.caches import TimedCache, write_answer
 from horde.database.stats import (
     ModelFigures,
     compute_model_figures,
@@ -19,26 +19,27 @@ from horde.model_reference import is_known_text_model
 from horde.return_codes import ReturnCode
 from horde.shapes.base import MAX_MODEL_NAME_LENGTH, ModelType
 from horde.shapes.status import ActiveModel, HordePerformance, ModelsQuery, ModelState, OfferedChat
+from horde.written_answer import WrittenAnswer
 
 MODEL_LIST_SECONDS = 2.0
 # Models with this in their name serve by invitation and are not advertised.
 HIDDEN_MODEL = "horde_special"
 MAX_CACHED_QUERIES = 200
 
-_model_lists = TimedCache[ModelsQuery, list[ActiveModel]](
+_model_lists = TimedCache[ModelsQuery, WrittenAnswer](
     MODEL_LIST_SECONDS, max_entries=MAX_CACHED_QUERIES
 )
 
 
-def list_models(query: ModelsQuery) -> list[ActiveModel]:
+def list_models(query: ModelsQuery) -> WrittenAnswer:
     """The models with their workers and queues; `chat` lists what chat workers offer. Raises
     BadRequest.
     """
     if query.chat and query.type is not ModelType.TEXT:
         raise BadRequest("chat=true lists text models: send it with type=text.")
     if query.type is not ModelType.TEXT:
-        return []
-    return _model_lists.get(query, lambda: _read_models(query))
+        return WrittenAnswer("[]")
+    return _model_lists.get(query, lambda: write_answer(_read_models(query)))
 
 
 def find_offered_chat_model() -> str | None:

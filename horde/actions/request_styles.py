@@ -17,6 +17,8 @@ from horde.database.styles import TEXT_TYPE, FoundStyle, choose_style, find_requ
 from horde.exceptions import BadRequest
 from horde.return_codes import ReturnCode
 
+MAX_TEMPLATE_WORDS = 7500
+
 
 def find_style(session: Session, text: TextRequest) -> FoundStyle | None:
     """The style that a request names; of a collection one of those that take its fields.
@@ -31,6 +33,7 @@ def find_style(session: Session, text: TextRequest) -> FoundStyle | None:
                 ReturnCode.TEMPLATE_FIELDS_REQUIRE_STYLE,
             )
         return None
+    check_template_size(fields)
     found = find_request_styles(session, text.body.style)
     if any(style.style_type != TEXT_TYPE for style in found):
         raise BadRequest("This style is not for text.", ReturnCode.STYLE_MISMATCH)
@@ -44,6 +47,15 @@ def find_style(session: Session, text: TextRequest) -> FoundStyle | None:
             ReturnCode.TEMPLATE_FIELDS_MATCH_NO_COLLECTION_STYLE,
         )
     return choose_style(fitting)
+
+
+def check_template_size(fields: Mapping[str, str]) -> None:
+    """The values of a template's fields have no more words than a prompt. Raises BadRequest."""
+    if sum(len(value.split()) for value in fields.values()) > MAX_TEMPLATE_WORDS:
+        raise BadRequest(
+            f"'template_fields' have more than {MAX_TEMPLATE_WORDS} words.",
+            ReturnCode.INVALID_PROMPT_SIZE,
+        )
 
 
 def check_template_fields(style: FoundStyle, fields: Mapping[str, str]) -> None:

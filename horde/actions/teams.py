@@ -24,9 +24,10 @@ from horde.shapes.teams import (
     TeamDetails,
 )
 from horde.shown_text import clean_shown_text, is_profane
+from horde.written_answer import WrittenAnswer
 
 
-def list_teams() -> list[TeamDetails]:
+def list_teams() -> WrittenAnswer:
     """Every team, oldest first."""
     with transaction() as session:
         return teams.get_teams(session, clock.utcnow())

@@ -33,8 +33,6 @@ from horde.shapes.base import SimpleResponse
 from horde.shapes.users import MAX_USERNAME_LENGTH, ModifyUser, ModifyUserInput
 from horde.shown_text import is_profane
 
-MAX_CONTACT_LENGTH = 50  # what the column holds
-
 ADMIN_KEYS = frozenset({"kudos", "monthly_kudos", "usage_multiplier", "moderator"})
 OWNER_KEYS = frozenset(
     {"public_workers", "username", "contact", "generate_proxy_passkey", "undelete"}
@@ -172,10 +170,6 @@ def _check_texts(changes: Changes) -> None:
     """Clean the new name in place, and refuse texts that are too long for their columns or profane."""
     if "username" in changes:
         changes["username"] = check_username(changes["username"])
-    if len(changes.get("contact", "")) > MAX_CONTACT_LENGTH:
-        raise PayloadInvalid(
-            {"contact": f"String should have at most {MAX_CONTACT_LENGTH} characters"}
-        )
     if is_profane(changes.get("contact", "")):
         raise BadRequest("The contact contains profanity.", ReturnCode.PROFANE_USER_CONTACT)
     if is_profane(changes.get("admin_comment", "")):

@@ -1,22 +1,30 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """Accounts as they are read: by key, by id, and page by page."""
 
+from typing import Any
+
 from horde import clock
 from horde.actions.actors import Actor, require_actor
-from horde.database.caches import TimedCache, read_shared, write_shared
+from horde.database.caches import SharedAnswers
 from horde.database.user_details import Privilege, find_user_details, list_user_details
 from horde.database.users import find_generate_caller, parse_user_id
 from horde.db import reading
 from horde.exceptions import NotFound, Unauthorized
 from horde.return_codes import ReturnCode
-from horde.shapes.users import UserDetails, UserSort, UsersQuery
+from horde.shapes.users import UserDetails, UsersQuery
+from horde.written_answer import WrittenAnswer
 
 USERS_A_PAGE = 25
 LAST_PAGE = 10_000  # what lies beyond is empty, so that nobody makes the database count to the end
 PAGE_SECONDS = 10.0
 PAGE_KEY_TTL_SECONDS = 300
 
-_pages = TimedCache[tuple[UserSort, int], list[UserDetails]](PAGE_SECONDS)
+_pages = SharedAnswers[str](
+    "users_cache_",
+    lifetime_seconds=PAGE_SECONDS,
+    compute_seconds=PAGE_KEY_TTL_SECONDS,
+    shares_computed=True,
+)
 
 
 def find_user(api_key: str | None) -> UserDetails:
@@ -51,20 +59,16 @@ def show_user(user_id: str, api_key: str | None) -> UserDetails:
     return details
 
 
-def list_users(query: UsersQuery) -> list[UserDetails]:
+def list_users(query: UsersQuery) -> WrittenAnswer:
     """A page of accounts as everybody may see them: at most five minutes old, the same in every
     process.
     """
     if query.page > LAST_PAGE:
-        return []
-    return _pages.get((query.sort, query.page), lambda: _read_or_compute_page(query))
+        return WrittenAnswer("[]")
+    return _pages.get(f"{query.sort}_{query.page}", lambda: _compute_page(query))
 
 
-def _read_or_compute_page(query: UsersQuery) -> list[UserDetails]:
-    key = f"users_cache_{query.sort}_{query.page}"
-    shared = read_shared(key, lambda users: [UserDetails.model_validate(user) for user in users])
-    if shared is not None:
-        return shared
+def _compute_page(query: UsersQuery) -> list[dict[str, Any]]:
     with reading() as session:
         users = list_user_details(
             session,
@@ -73,8 +77,7 @@ def _read_or_compute_page(query: UsersQuery) -> list[UserDetails]:
             limit=USERS_A_PAGE,
             now=clock.utcnow(),
         )
-    write_shared(key, [user.dump() for user in users], PAGE_KEY_TTL_SECONDS)
-    return users
+    return [user.dump() for user in users]
 
 
 def get_privilege(viewer: Actor | None, user_id: int) -> Privilege:

@@ -22,16 +22,17 @@ from horde.database.workers import (
     announce_worker_change,
     find_worker_record,
     find_worker_record_by_name,
-    get_online_worker_records,
+    get_online_workers,
     narrow_details,
     parse_id,
     rename_worker,
     require_worker,
 )
-from horde.db import run_transaction, transaction
+from horde.db import reading, run_transaction, transaction
 from horde.exceptions import BadRequest, Forbidden, NotFound, PayloadInvalid
 from horde.return_codes import ReturnCode
 from horde.shapes.acts import ModeratorAction
+from horde.shapes.base import ModelType
 from horde.shapes.workers import (
     MAX_WORKER_INFO_LENGTH,
     MAX_WORKER_NAME_LENGTH,
@@ -42,17 +43,22 @@ from horde.shapes.workers import (
     WorkersQuery,
 )
 from horde.shown_text import clean_shown_text, is_profane
+from horde.written_answer import WrittenAnswer
 
 type Details = dict[str, Any]
 
 
-def list_workers(by: By | None, query: WorkersQuery) -> list[Details]:
+def list_workers(by: By | None, query: WorkersQuery) -> WrittenAnswer | list[Details]:
     """The online workers, as whoever has the key may see them; about half a minute old."""
-    with transaction() as session:
+    now = clock.utcnow()
+    with reading() as session:
         viewer = _find_viewer(session, by)
-        records = get_online_worker_records(session, clock.utcnow())
-    privilege = MODERATOR if viewer is not None and viewer.is_moderator else PUBLIC
-    return [narrow_details(record, privilege) for record in records if _is_wanted(record, query)]
+        is_privileged = viewer is not None and viewer.is_moderator
+        listed = get_online_workers(session, now, is_privileged=is_privileged)
+    if query.name is None:
+        return listed if query.type in {None, ModelType.TEXT} else []
+    name = query.name.casefold()
+    return [details for details in listed.read() if details["name"].casefold() == name]
 
 
 def show_worker(by: By | None, worker_id: str) -> Details:
@@ -146,12 +152,6 @@ def _find_viewer(session: Session, by: By | None) -> Actor | None:
         return by
     caller = find_caller(session, by)
     return None if caller is None else Actor(caller)
-
-
-def _is_wanted(record: WorkerRecord, query: WorkersQuery) -> bool:
-    if query.name is not None:
-        return str(record.details["name"]).casefold() == query.name.casefold()
-    return query.type is None or query.type == record.details["type"]
 
 
 def _get_privilege(viewer: Actor | None, record: WorkerRecord) -> int:

@@ -13,6 +13,7 @@ from flask_restx.mask import Mask, MaskError
 from horde.config import VERSION, Config
 from horde.exceptions import BadRequest
 from horde.json_text import read_json, write_document, write_json
+from horde.written_answer import WrittenAnswer
 
 JSON_TYPE = "application/json"
 PRIVATE = {"Cache-Control": "private, no-store"}
@@ -47,9 +48,26 @@ def write_json_with_standard_library(api: Api) -> None:
 
     @api.representation(JSON_TYPE)
     def write(data: object, status: int, headers: dict[str, str] | None = None) -> Response:
-        response = make_response(write_json(data, ensure_ascii=True), status)
+        if isinstance(data, WrittenAnswer):
+            response = build_written_response(data)
+            response.status_code = status
+        else:
+            response = make_response(write_json(data, ensure_ascii=True), status)
         response.headers.extend(headers or {})
         return response
+
+
+def build_written_response(answer: WrittenAnswer) -> Response:
+    """An answer that is ready, packed for a client that takes it so; unpacked when its fields are to
+    be narrowed.
+    """
+    takes_packed = request.accept_encodings.quality("gzip") > 0 and "field_mask" not in g
+    packed = answer.pack() if takes_packed else None
+    response = make_response(answer.body if packed is None else packed)
+    response.headers["Vary"] = "Accept-Encoding"
+    if packed is not None:
+        response.headers["Content-Encoding"] = "gzip"
+    return response
 
 
 def register_response_hooks(app: Flask, config: Config) -> None:

@@ -25,6 +25,7 @@ from flask import (
 )
 from flask_restx import Api
 from markupsafe import Markup
+from sqlalchemy.orm import Session
 
 from horde import clock
 from horde.actions.account import renew_own_key, show_own_account
@@ -45,12 +46,7 @@ from horde.database.stats import (
     get_totals,
 )
 from horde.database.text_functions import ChatModelOffer, get_chat_model_offers
-from horde.database.workers import (
-    PUBLIC,
-    WorkerRecord,
-    get_online_worker_records,
-    narrow_details,
-)
+from horde.database.workers import get_online_workers
 from horde.db import reading
 from horde.exceptions import NotFound
 from horde.limiter import exempt_from_limits, limit_register
@@ -180,11 +176,11 @@ def model(name: str) -> Response:
     with reading() as session:
         figures = get_model_figures(session, now).get(name)
         offer = get_chat_model_offers(session, now).get(name)
-        records = get_online_worker_records(session, now)
+        online = list_online_workers(session)
     is_served = offer is not None or (figures is not None and figures.is_served)
     if not is_served and not is_known_text_model(name):
         return render_page("missing.html", 404, problem="Nobody serves a model of this name.")
-    serving = [record for record in records if name in record.details["models"]]
+    serving = [worker for worker in online if name in worker["models"]]
     quote = compute_text_quote(
         max_length=PRICED_TOKENS,
         max_context_length=PRICED_CONTEXT_TOKENS,
@@ -196,7 +192,7 @@ def model(name: str) -> Response:
         model=build_model_line(figures, offer, name),
         offer=offer,
         price=round_quote(quote),
-        workers=[narrow_details(record, PUBLIC) for record in serving[:WORKERS_A_PAGE]],
+        workers=serving[:WORKERS_A_PAGE],
         more_workers=max(0, len(serving) - WORKERS_A_PAGE),
     )
 
@@ -205,23 +201,29 @@ def model(name: str) -> Response:
 def workers() -> Response:
     """The workers that are online, a page at a time."""
     with reading() as session:
-        records = get_online_worker_records(session, clock.utcnow())
-    page_count = max(1, math.ceil(len(records) / WORKERS_A_PAGE))
+        online = list_online_workers(session)
+    page_count = max(1, math.ceil(len(online) / WORKERS_A_PAGE))
     page = min(max(1, request.args.get("page", 1, type=int)), page_count)
-    shown = records[(page - 1) * WORKERS_A_PAGE : page * WORKERS_A_PAGE]
     return render_page(
         "workers.html",
-        workers=[narrow_details(record, PUBLIC) for record in shown],
-        count=len(records),
+        workers=online[(page - 1) * WORKERS_A_PAGE : page * WORKERS_A_PAGE],
+        count=len(online),
         page=page,
         pages=page_count,
     )
 
 
+def list_online_workers(session: Session) -> list[dict[str, Any]]:
+    """The workers that are online, as everybody sees them."""
+    listed = get_online_workers(session, clock.utcnow(), is_privileged=False)
+    workers: list[dict[str, Any]] = listed.read()
+    return workers
+
+
 @pages.get("/teams")
 def teams() -> Response:
     """The teams, those who did most first."""
-    found = sorted(list_teams(), key=lambda team: -team.kudos)
+    found = sorted(list_teams().read(), key=lambda team: -team["kudos"])
     return render_page("teams.html", teams=found[:MOST_TEAMS], count=len(found))
 
 
@@ -238,22 +240,21 @@ def team(team_id: str) -> Response:
 def leaders() -> Response:
     """Who gave most: accounts, workers that are online, teams and models."""
     with reading() as session:
-        records = get_online_worker_records(session, clock.utcnow())
-    workers = [narrow_details(record, PUBLIC) for record in list_best_workers(records)]
-    best_teams = sorted(list_teams(), key=lambda each: -each.kudos)
-    models = sorted(show_text_models().month.items(), key=lambda item: -item[1])
+        workers = list_best_workers(list_online_workers(session))
+    best_teams = sorted(list_teams().read(), key=lambda each: -each["kudos"])
+    models = sorted(show_text_models().read()["month"].items(), key=lambda item: -item[1])
     return render_page(
         "leaders.html",
-        users=list_users(UsersQuery(sort=UserSort.KUDOS))[:LEADERS],
+        users=list_users(UsersQuery(sort=UserSort.KUDOS)).read()[:LEADERS],
         workers=workers,
         teams=best_teams[:LEADERS],
         models=models[:LEADERS],
     )
 
 
-def list_best_workers(records: Sequence[WorkerRecord]) -> list[WorkerRecord]:
+def list_best_workers(workers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Those who earned most, the best first."""
-    return nlargest(LEADERS, records, key=lambda record: record.details["kudos_rewards"])
+    return nlargest(LEADERS, workers, key=lambda worker: worker["kudos_rewards"])
 
 
 @pages.get("/news")

@@ -17,6 +17,7 @@ from horde.database.workers import parse_id
 from horde.shapes.base import ModelType
 from horde.shapes.worker_messages import WorkerMessageInput
 from horde.shapes.workers import ModifyWorkerInput, WorkersQuery
+from horde.written_answer import WrittenAnswer
 
 EXIT_REFUSED = 1
 DEFAULT_EXPIRY_HOURS = 12
@@ -72,7 +73,7 @@ def act(config: Config, args: argparse.Namespace) -> int:
     }
     try:
         if args.action == "list":
-            listed = workers.list_workers(OPERATOR, WorkersQuery())
+            listed = list_online()
             print(json.dumps(listed) if args.json else build_table(listed))
         else:
             result = changes[args.action](args)
@@ -82,6 +83,13 @@ def act(config: Config, args: argparse.Namespace) -> int:
             "; ".join(f"{entry['loc'][0]}: {entry['msg']}" for entry in error.errors())
         ) from None
     return 0
+
+
+def list_online() -> list[Details]:
+    """The online workers as moderators see them."""
+    listed = workers.list_workers(OPERATOR, WorkersQuery())
+    details: list[Details] = listed.read() if isinstance(listed, WrittenAnswer) else listed
+    return details
 
 
 def find_worker_id(name: str) -> str:

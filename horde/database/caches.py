@@ -12,8 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from horde import redis_ctrl
+from horde.json_text import write_json
 from horde.redis_ctrl import RedisUnavailable
 from horde.runtime import Part, get_runtime
+from horde.written_answer import WrittenAnswer
+
+# Of one kind. The few large lists are what packing takes long for.
+MAX_REUSED_ANSWERS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +93,16 @@ class TimedCache[K: Hashable, V]:
             kept.version += 1
             kept.entries.pop(key, None)
 
+    def expire(self, key: K) -> None:
+        """As `forget`, but whoever asks while the next one computes still gets the old value."""
+        kept = self._kept.get()
+        with kept.lock:
+            kept.version += 1
+            entry = kept.entries.get(key)
+            if entry is not None:
+                expires_at = min(entry.expires_at, self._clock())
+                kept.entries[key] = _Entry(entry.value, expires_at)
+
     def clear(self) -> None:
         """Forget everything."""
         self._kept.get().clear()
@@ -130,6 +145,92 @@ def write_shared(key: str, value: object, ttl_seconds: float) -> None:
     """Share a JSON value. Best effort: readers do without it."""
     try:
         redis_ctrl.set_json(key, value, ttl_seconds)
+    except RedisUnavailable:
+        return
+
+
+def write_answer(value: object) -> WrittenAnswer:
+    """A JSON value as the answer that many will read."""
+    return WrittenAnswer(write_json(value, ensure_ascii=True))
+
+
+class SharedAnswers[K: Hashable]:
+    """Answers that one process writes for all: each is kept as bytes for `lifetime_seconds`, then
+    read from Redis again.
+
+    Where none is there the answer is computed here, and believed for `compute_seconds`; by all
+    processes with `shares_computed`, which suits what no job keeps up to date.
+    """
+
+    def __init__(
+        self,
+        key_prefix: str,
+        *,
+        lifetime_seconds: float,
+        compute_seconds: float,
+        shares_computed: bool = False,
+    ) -> None:
+        self._key_prefix, self._shares_computed = key_prefix, shares_computed
+        self._compute_seconds = compute_seconds
+        self._answers: TimedCache[K, WrittenAnswer] = TimedCache(lifetime_seconds)
+        self._computed: TimedCache[K, str] = TimedCache(compute_seconds)
+        self._latest: Part[dict[K, WrittenAnswer]] = Part(dict)
+
+    def get(self, key: K, compute: Callable[[], object]) -> WrittenAnswer:
+        """The answer of `key`; `compute` makes the value that it is written from."""
+
+        def read() -> WrittenAnswer:
+            text = read_shared_text(self._name(key))
+            if text is None:
+                text = self._computed.get(key, lambda: self._write(key, compute()))
+            return self._reuse(key, text)
+
+        return self._answers.get(key, read)
+
+    def publish(self, key: K, value: object, ttl_seconds: float) -> None:
+        """Share an answer that is kept up to date, for this long should that end. Best effort."""
+        write_shared_text(self._name(key), write_json(value, ensure_ascii=True), ttl_seconds)
+
+    def forget(self, *keys: K) -> None:
+        """Write these answers anew when they are next asked for. Call it after the commit."""
+        forget_shared(*map(self._name, keys))
+        for key in keys:
+            self._computed.forget(key)
+            self._answers.expire(key)
+
+    def _write(self, key: K, value: object) -> str:
+        text = write_json(value, ensure_ascii=True)
+        if self._shares_computed:
+            write_shared_text(self._name(key), text, self._compute_seconds)
+        return text
+
+    def _name(self, key: K) -> str:
+        return f"{self._key_prefix}{key}"
+
+    def _reuse(self, key: K, text: str) -> WrittenAnswer:
+        """The answer of before when nothing changed, which may be packed already."""
+        latest = self._latest.get()
+        known = latest.get(key)
+        if known is None or known.body != text.encode("ascii"):
+            if len(latest) >= MAX_REUSED_ANSWERS:
+                latest.clear()
+            known = latest[key] = WrittenAnswer(text)
+        return known
+
+
+def read_shared_text(key: str) -> str | None:
+    """An ASCII text that any process shared; None when there is none, or no Redis."""
+    try:
+        text = redis_ctrl.get_text(key)
+    except RedisUnavailable:
+        return None
+    return text if text is not None and text.isascii() else None
+
+
+def write_shared_text(key: str, text: str, ttl_seconds: float) -> None:
+    """Share a text. Best effort: readers do without it."""
+    try:
+        redis_ctrl.set_text(key, text, ttl_seconds)
     except RedisUnavailable:
         return
 

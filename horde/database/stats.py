@@ -18,6 +18,7 @@ from sqlalchemy import (
     or_,
     select,
     union,
+    union_all,
     update,
 )
 from sqlalchemy.dialects.postgresql import insert
@@ -50,6 +51,7 @@ FULFILLMENTS_KEPT = timedelta(seconds=60)
 NO_THROUGHPUT_ETA_SECONDS = 10_000
 SETTINGS_ID = 1
 STOPPED_REQUESTS_A_BATCH = 500
+NO_LOAD = (0, 0, 0, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,20 +135,18 @@ def publish_model_figures(figures: Mapping[str, ModelFigures]) -> None:
 def compute_model_figures(session: Session, now: datetime) -> dict[str, ModelFigures]:
     """The figures of every text model as they stand, by its name, in name order."""
     threads = _count_model_threads(session, now)
-    queue = _sum_model_queues(session)
-    in_flight = _count_model_jobs(session)
-    speeds = _average_model_speeds(session, now)
+    loads = _sum_model_loads(session, now)
     figures = {}
-    for name in sorted({*threads, *queue, *in_flight, *speeds}):
-        tokens, waiting = queue.get(name, (0, 0))
-        count, speed = threads.get(name, 0), speeds.get(name, 0.0)
+    for name in sorted({*threads, *loads}):
+        tokens, waiting, in_flight, speed = loads.get(name, NO_LOAD)
+        count = threads.get(name, 0)
         figures[name] = ModelFigures(
             name=name,
             is_served=name in threads,
             count=count,
             performance=round(speed, 1),
             queued=float(tokens),
-            jobs=float(waiting + in_flight.get(name, 0)),
+            jobs=float(waiting + in_flight),
             eta=compute_eta(queued_tokens=tokens, thread_count=count, tokens_per_second=speed),
         )
     return figures
@@ -188,25 +188,26 @@ def _count_model_threads(session: Session, now: datetime) -> dict[str, int]:
     return {model: int(count) for model, count in session.execute(statement)}
 
 
-def _sum_model_queues(session: Session) -> dict[str, tuple[int, int]]:
-    """Waiting tokens and generations by the models that requests name."""
-    statement = (
+def _sum_model_loads(session: Session, now: datetime) -> dict[str, tuple[int, int, int, float]]:
+    """By model: the tokens and the generations that wait for it, each as often as a request names
+    it, its jobs in flight, and its mean speed of the last hour. One statement.
+    """
+    nothing = literal(0)
+    waiting = (
         select(
-            WPModels.model, func.sum(TextWaitingPrompt.max_length), func.sum(TextWaitingPrompt.n)
+            WPModels.model.label("model"),
+            func.sum(TextWaitingPrompt.max_length).label("tokens"),
+            func.sum(TextWaitingPrompt.n).label("waiting"),
+            nothing.label("in_flight"),
+            nothing.label("speed"),
         )
         .join(TextWaitingPrompt, TextWaitingPrompt.id == WPModels.wp_id)
         .where(is_live(TextWaitingPrompt), TextWaitingPrompt.wp_type == TEXT_FAMILY)
         .group_by(WPModels.model)
     )
-    return {
-        model: (int(tokens), int(waiting)) for model, tokens, waiting in session.execute(statement)
-    }
-
-
-def _count_model_jobs(session: Session) -> dict[str, int]:
-    """Jobs in flight by the model they were handed out with."""
-    statement = (
-        select(ProcessingGeneration.model, func.count())
+    # Jobs in flight, by the model they were handed out with.
+    in_flight = (
+        select(ProcessingGeneration.model, nothing, nothing, func.count(), nothing)
         .where(
             ProcessingGeneration.generation.is_(None),
             ProcessingGeneration.faulted.is_(False),
@@ -215,16 +216,26 @@ def _count_model_jobs(session: Session) -> dict[str, int]:
         )
         .group_by(ProcessingGeneration.model)
     )
-    return {model: int(count) for model, count in session.execute(statement)}
-
-
-def _average_model_speeds(session: Session, now: datetime) -> dict[str, float]:
-    statement = (
-        select(ModelPerformance.model, func.avg(ModelPerformance.performance))
+    speeds = (
+        select(
+            ModelPerformance.model,
+            nothing,
+            nothing,
+            nothing,
+            func.avg(ModelPerformance.performance),
+        )
         .where(ModelPerformance.created >= now - MODEL_SAMPLES_KEPT)
         .group_by(ModelPerformance.model)
     )
-    return {model: float(speed) for model, speed in session.execute(statement)}
+    loads = union_all(waiting, in_flight, speeds).subquery()
+    statement = select(
+        loads.c.model,
+        *(func.sum(loads.c[name]) for name in ("tokens", "waiting", "in_flight", "speed")),
+    ).group_by(loads.c.model)
+    return {
+        model: (int(tokens), int(waiting), int(in_flight), float(speed))
+        for model, tokens, waiting, in_flight, speed in session.execute(statement)
+    }
 
 
 def get_totals(session: Session, now: datetime) -> HordeTotals:

@@ -12,13 +12,14 @@ from sqlalchemy.orm import Session
 from horde.classes.base.team import Team
 from horde.classes.base.user import User
 from horde.classes.base.worker import UPTIME_REWARD_SECONDS, Worker, WorkerModel
-from horde.database.caches import TimedCache
+from horde.database.caches import TimedCache, write_answer
 from horde.database.text_functions import online_since
 from horde.database.workers import parse_id
 from horde.exceptions import NotFound
 from horde.return_codes import ReturnCode
 from horde.shapes.base import ModelType
 from horde.shapes.teams import TeamDetails, TeamModel, TeamWorker
+from horde.written_answer import WrittenAnswer
 
 TEAM_LIST_SECONDS = 10.0
 TEAM_SECONDS = 3.0
@@ -29,16 +30,16 @@ _WORKER_TYPES = {
     "interrogation_worker": ModelType.INTERROGATION,
 }
 
-_lists = TimedCache[None, list[TeamDetails]](TEAM_LIST_SECONDS)
+_lists = TimedCache[None, WrittenAnswer](TEAM_LIST_SECONDS)
 _details = TimedCache[UUID, TeamDetails | None](TEAM_SECONDS)
 
 
-def get_teams(session: Session, now: datetime) -> list[TeamDetails]:
+def get_teams(session: Session, now: datetime) -> WrittenAnswer:
     """Every team, oldest first; at most ten seconds old. One statement."""
 
-    def read() -> list[TeamDetails]:
+    def read() -> WrittenAnswer:
         rows = session.execute(_select_details(now).order_by(Team.created, Team.id))
-        return [_build_details(row) for row in rows]
+        return write_answer([_build_details(row).dump() for row in rows])
 
     return _lists.get(None, read)
 
@@ -57,7 +58,7 @@ def forget_team(team_id: UUID) -> None:
     """Show a changed team as it is now. Call it after the commit; other processes follow within the
     time their copies live.
     """
-    _lists.clear()
+    _lists.expire(None)
     _details.forget(team_id)
 
 

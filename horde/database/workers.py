@@ -10,12 +10,17 @@ from uuid import UUID
 from sqlalchemy import (
     ColumnElement,
     DateTime,
+    Select,
+    Subquery,
+    Text,
     Uuid,
+    cast,
     column,
     delete,
     exists,
     func,
     literal,
+    null,
     select,
     table,
     update,
@@ -29,7 +34,13 @@ from horde.classes.base.team import Team
 from horde.classes.base.user import User, UserRole, UserRoleTypes
 from horde.classes.base.worker import SPEED_BASELINE, WorkerModel, WorkerStats, is_online
 from horde.classes.kobold.worker import TextWorker
-from horde.database.caches import TimedCache, forget_shared, read_shared, write_shared
+from horde.database.caches import (
+    SharedAnswers,
+    TimedCache,
+    forget_shared,
+    read_shared,
+    write_shared,
+)
 from horde.database.functions import note_text_workers_changed
 from horde.database.stats import forget_model_figures
 from horde.database.text_functions import online_since
@@ -37,12 +48,13 @@ from horde.database.worker_messages import build_active_messages, show_active_me
 from horde.db import after_commit, table_of
 from horde.exceptions import BadRequest, Locked, NotFound
 from horde.return_codes import ReturnCode
+from horde.written_answer import WrittenAnswer
 
 PUBLIC, OWNER, MODERATOR = 0, 1, 2  # how much of a worker a caller sees
 
 DETAILS_KEY_TTL_SECONDS = 30
 DETAILS_SECONDS = 1.0  # a process's own copy is short, so that a change made on another node shows
-WORKERS_KEY = "worker_cache"
+WORKERS_KEY = "worker_list_privileged_"
 WORKERS_KEY_TTL_SECONDS = 300
 WORKERS_REBUILD_SECONDS = 30.0
 SHARED_READ_SECONDS = 2.0
@@ -51,6 +63,8 @@ NO_SAMPLES = "No requests fulfilled yet"
 _OWNER_KEYS = frozenset({"owner", "messages"})
 _MODERATOR_KEYS = frozenset({"paused", "suspicious", "ipaddr", "contact"})
 
+TEXT_WORKER = "text_worker"
+_workers = table_of(TextWorker)
 # Tables of parts this horde only shows.
 _suspicions = table("worker_suspicions", column("worker_id", Uuid()))
 
@@ -65,8 +79,10 @@ class WorkerRecord:
 
 
 _details = TimedCache[UUID | str, WorkerRecord | None](DETAILS_SECONDS)
-_lists = TimedCache[None, list[WorkerRecord]](SHARED_READ_SECONDS)
-_computed_lists = TimedCache[None, list[WorkerRecord]](WORKERS_REBUILD_SECONDS)
+# By whether a moderator reads it. An AI Horde's keys hold records of another form.
+_lists = SharedAnswers[bool](
+    WORKERS_KEY, lifetime_seconds=SHARED_READ_SECONDS, compute_seconds=WORKERS_REBUILD_SECONDS
+)
 
 
 def parse_id(text: str) -> UUID | None:
@@ -86,7 +102,7 @@ def find_worker_record(session: Session, worker_id: UUID, now: datetime) -> Work
         shared = read_shared(key, lambda record: WorkerRecord(**record))
         if shared is not None:
             return shared
-        records = _read_records(session, now, TextWorker.id == worker_id)
+        records = _read_records(session, now, _workers.c.id == worker_id, with_messages=True)
         if not records:
             return None
         write_shared(key, _dump(records[0]), DETAILS_KEY_TTL_SECONDS)
@@ -105,35 +121,40 @@ def find_worker_record_by_name(session: Session, name: str, now: datetime) -> Wo
     return _details.get(name, read)
 
 
-def get_online_worker_records(session: Session, now: datetime) -> list[WorkerRecord]:
-    """Every online text worker, oldest first; about half a minute old."""
+def get_online_workers(session: Session, now: datetime, *, is_privileged: bool) -> WrittenAnswer:
+    """Every online text worker, oldest first, as everybody or as moderators see them; about half a
+    minute old.
+    """
 
-    def read() -> list[WorkerRecord]:
-        shared = read_shared(
-            WORKERS_KEY, lambda records: [WorkerRecord(**record) for record in records]
-        )
-        if shared is not None:
-            return shared
-        return _computed_lists.get(None, lambda: compute_online_worker_records(session, now))
+    def compute() -> list[dict[str, Any]]:
+        return narrow_list(compute_online_worker_records(session, now), is_privileged=is_privileged)
 
-    return _lists.get(None, read)
+    return _lists.get(is_privileged, compute)
 
 
 def compute_online_worker_records(session: Session, now: datetime) -> list[WorkerRecord]:
-    """Every online text worker as stored, oldest first."""
-    return _read_records(session, now, TextWorker.last_check_in >= online_since(now))
+    """Every online text worker as stored, oldest first; without their messages, which would make
+    the list as long as anybody cares to write.
+    """
+    return _read_records(session, now, _workers.c.last_check_in >= online_since(now))
 
 
 def publish_online_worker_records(records: Sequence[WorkerRecord]) -> None:
-    """Share the list with every process. Best effort."""
-    write_shared(WORKERS_KEY, [_dump(record) for record in records], WORKERS_KEY_TTL_SECONDS)
+    """Share the lists with every process. Best effort."""
+    for is_privileged in (False, True):
+        listed = narrow_list(records, is_privileged=is_privileged)
+        _lists.publish(is_privileged, listed, WORKERS_KEY_TTL_SECONDS)
 
 
 def forget_online_worker_records() -> None:
     """List the online workers anew when next asked. Call it after the commit."""
-    forget_shared(WORKERS_KEY)
-    _lists.clear()
-    _computed_lists.clear()
+    _lists.forget(False, True)
+
+
+def narrow_list(records: Sequence[WorkerRecord], *, is_privileged: bool) -> list[dict[str, Any]]:
+    """The details of a list, as everybody or as moderators see them."""
+    privilege = MODERATOR if is_privileged else PUBLIC
+    return [narrow_details(record, privilege) for record in records]
 
 
 def narrow_details(record: WorkerRecord, privilege: int) -> dict[str, Any]:
@@ -257,53 +278,72 @@ def _dump(record: WorkerRecord) -> dict[str, Any]:
     return {"owner_id": record.owner_id, "is_public": record.is_public, "details": record.details}
 
 
-def _has_role(role: UserRoleTypes) -> Any:
-    return exists().where(
-        UserRole.user_id == TextWorker.user_id, UserRole.user_role == role, UserRole.value
+def _read_records(
+    session: Session, now: datetime, condition: ColumnElement[bool], *, with_messages: bool = False
+) -> list[WorkerRecord]:
+    """Records of the workers that fit, oldest first, in one statement.
+
+    What hangs from a worker is grouped once for all of them: subqueries by worker would take five
+    times as long for two thousand.
+    """
+    worker = _workers
+    condition &= worker.c.worker_type == TEXT_WORKER
+    fitting = select(worker.c.id).where(condition)
+    owners = select(worker.c.user_id).where(condition)
+    models = _group(
+        WorkerModel.worker_id,
+        fitting,
+        func.array_agg(aggregate_order_by(WorkerModel.model, WorkerModel.id)).label("models"),
     )
-
-
-def _of_worker(statement: Any) -> Any:
-    return statement.correlate(TextWorker).scalar_subquery()
-
-
-def _read_records(session: Session, now: datetime, condition: Any) -> list[WorkerRecord]:
-    """Records of the workers that fit, oldest first, in one statement."""
+    rewards = _group(
+        WorkerStats.worker_id,
+        fitting,
+        func.json_object_agg(WorkerStats.action, WorkerStats.value).label("kudos_details"),
+    )
+    points = _group(_suspicions.c.worker_id, fitting, func.count().label("suspicious"))
+    roles = _group(
+        UserRole.user_id,
+        owners,
+        func.array_agg(cast(UserRole.user_role, Text)).label("roles"),
+        UserRole.value.is_(True),
+    )
+    messages = build_active_messages(worker, literal(now, DateTime())) if with_messages else null()
     statement = (
         select(
-            TextWorker,
+            *worker.c,
             User.username,
             User.public_workers,
             User.contact,
-            _has_role(UserRoleTypes.TRUSTED).label("is_trusted"),
-            _has_role(UserRoleTypes.FLAGGED).label("is_flagged"),
-            _of_worker(
-                select(func.array_agg(aggregate_order_by(WorkerModel.model, WorkerModel.id))).where(
-                    WorkerModel.worker_id == TextWorker.id
-                )
-            ).label("models"),
-            _of_worker(
-                select(func.json_object_agg(WorkerStats.action, WorkerStats.value)).where(
-                    WorkerStats.worker_id == TextWorker.id
-                )
-            ).label("kudos_details"),
-            _of_worker(select(Team.name).where(Team.id == TextWorker.team_id)).label("team_name"),
-            _of_worker(
-                select(func.count())
-                .select_from(_suspicions)
-                .where(_suspicions.c.worker_id == TextWorker.id)
-            ).label("suspicions"),
-            build_active_messages(table_of(TextWorker), literal(now, DateTime())).label("messages"),
+            roles.c.roles,
+            models.c.models,
+            rewards.c.kudos_details,
+            points.c.suspicious,
+            Team.name.label("team_name"),
+            messages.label("messages"),
         )
-        .join(User, User.id == TextWorker.user_id)
+        .select_from(worker)
+        .join(User, User.id == worker.c.user_id)
+        .outerjoin(Team, Team.id == worker.c.team_id)
+        .outerjoin(models, models.c.key == worker.c.id)
+        .outerjoin(rewards, rewards.c.key == worker.c.id)
+        .outerjoin(points, points.c.key == worker.c.id)
+        .outerjoin(roles, roles.c.key == worker.c.user_id)
         .where(condition)
-        .order_by(TextWorker.created, TextWorker.id)
+        .order_by(worker.c.created, worker.c.id)
     )
     return [_build_record(row, now) for row in session.execute(statement)]
 
 
+def _group(
+    key: Any, keys: Select[Any], column: ColumnElement[Any], *conditions: ColumnElement[bool]
+) -> Subquery:
+    """One row of a value for each of the keys that have rows."""
+    grouped = select(key.label("key"), column).where(key.in_(keys), *conditions)
+    return grouped.group_by(key).subquery()
+
+
 def _build_record(row: Any, now: datetime) -> WorkerRecord:
-    worker: TextWorker = row.TextWorker
+    worker, roles = row, row.roles or ()
     rewards = row.kudos_details or {}
     details = {
         "type": "text",
@@ -327,9 +367,9 @@ def _build_record(row: Any, now: datetime) -> WorkerRecord:
         "nsfw": worker.nsfw,
         "owner": f"{row.username}#{worker.user_id}",
         "ipaddr": worker.ipaddr,
-        "trusted": row.is_trusted,
-        "flagged": row.is_flagged,
-        "suspicious": row.suspicions,
+        "trusted": UserRoleTypes.TRUSTED.name in roles,
+        "flagged": UserRoleTypes.FLAGGED.name in roles,
+        "suspicious": row.suspicious or 0,
         "contact": row.contact,
         "models": row.models or [],
         "team": {
@@ -341,7 +381,7 @@ def _build_record(row: Any, now: datetime) -> WorkerRecord:
         "max_context_length": worker.max_context_length,
         "accepts_chat_jobs": worker.accepts_chat_jobs,
         "accepts_prompt_jobs": worker.accepts_prompt_jobs,
-        "chat": worker.get_chat_details(),
+        "chat": TextWorker.get_chat_details(worker),  # a row has the columns of the class
         "messages": show_active_messages(row.messages) or None,
     }
     return WorkerRecord(

@@ -7,20 +7,35 @@ import pytest
 from sqlalchemy import event, text
 
 from devtools.services import ServiceAddresses
-from horde import db
+from horde import db, redis_ctrl
 from horde.classes.base.user import UserRoleTypes
 from horde.db import transaction
 from tests.integration.api_horde import Api, make_moderator, own_api
-from tests.integration.rows import forget_everything, make_user, make_worker
+from tests.integration.rows import (
+    forget_everything,
+    make_chat_worker,
+    make_job,
+    make_request,
+    make_user,
+    make_worker,
+)
 from tests.integration.text_horde import forget_copies
 
 PATHS = (
     "/teams",
     "/workers?type=text",
+    "/users",
+    "/users?sort=age",
+    "/status/models?type=text",
+    "/status/models?type=text&chat=true",
+    "/stats/text/totals",
+    "/stats/text/models",
     "/workers/messages?validity=all",
     "/styles/text",
     "/collections",
 )
+# Read without a key; the account of one is a statement of its own.
+PUBLIC = {"/teams", "/users", "/users?sort=age", *(path for path in PATHS if "/stat" in path)}
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +47,7 @@ def api(service_urls: ServiceAddresses) -> Iterator[Api]:
 
 def count_statements(api: Api, path: str, key: str) -> int:
     forget_copies()
+    redis_ctrl.call(redis_ctrl.cache_db, lambda client: client.flushdb())
     sent: list[str] = []
 
     def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:
@@ -40,8 +56,7 @@ def count_statements(api: Api, path: str, key: str) -> int:
     engine = db.require_engine()
     event.listen(engine, "before_cursor_execute", note)
     try:
-        # Teams are listed without a key; the account of one is a statement of its own.
-        answer = api.get(path, None if path == "/teams" else key)
+        answer = api.get(path, None if path in PUBLIC else key)
     finally:
         event.remove(engine, "before_cursor_execute", note)
     assert answer.status_code == 200, answer.json
@@ -51,7 +66,9 @@ def count_statements(api: Api, path: str, key: str) -> int:
 
 def make_one_of_each(api: Api, key: str, user_id: int, number: int) -> None:
     team = api.post("/teams", {"name": f"Team {number}"}, key).json["id"]
+    make_chat_worker(user_id, f"c/model-{number}")
     worker_id = make_worker(user_id, ("a/model", "b/model"), name=f"worker {number}")
+    make_job(make_request(user_id), worker_id)
     api.put(f"/workers/{worker_id}", {"team": team}, key)
     api.post("/workers/messages", {"message": "hi", "worker_id": str(worker_id)}, key)
     style = {"name": f"style {number}", "prompt": "{p}", "models": ["m"], "tags": ["t"]}

@@ -522,6 +522,20 @@ def test_a_policy_lets_requests_change_what_it_lists(api: Api, author: tuple[int
         assert refusal == (400, "StyleParameterAboveCeiling")
 
 
+def test_template_fields_have_as_many_words_as_a_prompt(api: Api, author: tuple[int, str]) -> None:
+    _, key = author
+    fields = [{"name": "tone"}, {"name": "topic"}]
+    make_style(api, key, prompt="{tone} {topic} {p}", template_fields=fields)
+
+    def ask_with(tone: int, topic: int) -> Any:
+        values = {"tone": "word " * tone, "topic": "word\n" * topic}
+        return ask(api, key, "terse", template_fields=values, dry_run=True)
+
+    assert refused(ask_with(7501, 0)) == (400, "InvalidPromptSize")
+    assert refused(ask_with(3750, 3751)) == (400, "InvalidPromptSize")
+    assert ask_with(3750, 3750).status_code == 200
+
+
 def test_template_fields_are_filled_in(api: Api, author: tuple[int, str]) -> None:
     _, key = author
     fields = [{"name": "who", "required": True, "description": "Who speaks."}, {"name": "mood"}]

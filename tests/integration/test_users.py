@@ -499,7 +499,7 @@ def test_a_change_of_nothing_is_refused(
         ("username", "ab"),
         ("username", "\u200b\u200b\u200b\u200b"),
         ("contact", "abc"),
-        ("contact", "x" * 51),
+        ("contact", "x" * 501),
         ("concurrency", 501),
         ("concurrency", -1),
         ("concurrency", "5"),

@@ -6,6 +6,7 @@ out.
 import re
 from pathlib import Path
 
+from horde.return_codes import ReturnCode
 from tests.unit.test_docs import iter_rows, list_app_routes, read_codes, read_section
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "coverage.md"
@@ -39,3 +40,12 @@ def test_what_the_page_calls_served_is_served_and_the_rest_is_not() -> None:
 def test_every_route_of_the_api_is_on_the_page() -> None:
     routes = {route for route in APP if route[1].startswith("/api/v2/")}
     assert routes == list_routes("Served") | list_routes("Beside it")
+
+
+def test_the_codes_the_page_leaves_out_are_sent_nowhere() -> None:
+    section = read_section(PAGE, "Not served")
+    left_out = {
+        code for row in iter_rows(section) if "Code" in row for code in read_codes(row["Code"])
+    }
+    assert len(left_out) == 20
+    assert left_out & {str(code) for code in ReturnCode} == set()

@@ -13,6 +13,7 @@ from horde.apis.swagger import build_answer_model, build_body_model, build_query
 from horde.limiter import limit_modes
 from horde.shapes.modes import HordeModes, HordeModesInput
 from horde.shapes.status import ActiveModel, HordePerformance, ModelsQuery
+from horde.written_answer import WrittenAnswer
 
 namespace = Namespace("status", description="What the horde does now.", path="/v2/status")
 active_model = build_answer_model(namespace, ActiveModel)
@@ -28,7 +29,7 @@ class Models(Resource):
     @namespace.doc(params=build_query_params(ModelsQuery))
     @namespace.response(200, "The models", [active_model])
     @namespace.response(400, "BadRequest")
-    def get(self) -> list[ActiveModel]:
+    def get(self) -> WrittenAnswer:
         """List models with their workers and queues; `chat=true` lists what chat workers offer."""
         return list_models(read_query(ModelsQuery))
 

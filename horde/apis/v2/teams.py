@@ -18,6 +18,7 @@ from horde.shapes.teams import (
     ModifyTeamInput,
     TeamDetails,
 )
+from horde.written_answer import WrittenAnswer
 
 namespace = Namespace("teams", description="Names that workers serve under.", path="/v2/teams")
 create_team_input = build_body_model(namespace, CreateTeamInput)
@@ -38,9 +39,9 @@ class Teams(Resource):
 
     @namespace.response(200, "The teams", [team_details])
     @limit_team
-    def get(self) -> list[Details]:
+    def get(self) -> WrittenAnswer:
         """List the teams, oldest first; at most ten seconds old."""
-        return [team.dump() for team in teams.list_teams()]
+        return teams.list_teams()
 
     @namespace.doc(params=REQUIRED_KEY)
     @namespace.expect(create_team_input, validate=False)

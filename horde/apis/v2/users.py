@@ -24,6 +24,7 @@ from horde.shapes.users import (
     UserDetails,
     UsersQuery,
 )
+from horde.written_answer import WrittenAnswer
 
 namespace = Namespace("users", description="Accounts.", path="/v2")
 user_details = build_answer_model(namespace, UserDetails)
@@ -66,9 +67,9 @@ class Users(Resource):
     @namespace.response(200, "The accounts of the page", [user_details])
     @namespace.response(400, "BadRequest")
     @limit_user_list
-    def get(self) -> list[Details]:
+    def get(self) -> WrittenAnswer:
         """A page of accounts, the richest or the oldest first; up to five minutes old."""
-        return [user.dump() for user in list_users(read_query(UsersQuery))]
+        return list_users(read_query(UsersQuery))
 
 
 @namespace.route("/users/<string:user_id>")

@@ -18,6 +18,7 @@ from horde.shapes.workers import (
     WorkerDetails,
     WorkersQuery,
 )
+from horde.written_answer import WrittenAnswer
 
 namespace = Namespace("workers", description="Those who serve.", path="/v2/workers")
 worker_details = build_answer_model(namespace, WorkerDetails)
@@ -39,7 +40,7 @@ class Workers(Resource):
 
     @namespace.doc(params=OPTIONAL_KEY | build_query_params(WorkersQuery))
     @namespace.response(200, "The workers", [worker_details])
-    def get(self) -> list[Details]:
+    def get(self) -> WrittenAnswer | list[Details]:
         """List the online workers; about half a minute old."""
         query = read_query(WorkersQuery)
         return workers.list_workers(find_api_key(), query)

@@ -78,7 +78,7 @@ class User(Base):
     )
     created: Mapped[datetime] = mapped_column(DateTime, default=utcnow)
     last_active: Mapped[datetime] = mapped_column(DateTime, default=utcnow)
-    contact: Mapped[str | None] = mapped_column(String(50), index=True)
+    contact: Mapped[str | None] = mapped_column(String(500), index=True)
     admin_comment: Mapped[str | None] = mapped_column(Text)
     proxy_passkey: Mapped[str | None] = mapped_column(String(100))
     kudos: Mapped[int] = mapped_column(BigInteger, default=0)
