@@ -64,6 +64,7 @@ EXAMPLES: Final[Mapping[str, dict[str, Any]]] = MappingProxyType(
         "AddTimeoutIPInput": {"ipaddr": "198.51.100.1", "hours": 24},
         "DeleteTimeoutIPInput": {"ipaddr": "198.51.100.1"},
         "AddWorkerTimeout": {"days": 1},
+        "EvidenceNoteInput": {"note": "Told the owner."},
     }
 )
 """Bodies that the document's page offers to send. Without them it makes one up that sets every
