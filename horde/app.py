@@ -121,6 +121,8 @@ def create_app(
         description="X-Fields narrows any answer to the fields it lists.",
         prefix="/api",
         doc="/api/",
+        default="node",
+        default_label="The node that answers.",
         contact_email=config.contact_email or None,
     )
     write_json_with_standard_library(api)

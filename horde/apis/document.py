@@ -8,8 +8,11 @@ from typing import Any, Final
 from flask_restx import Api
 
 from horde.actions.models import find_offered_chat_model
+from horde.apis import site
 from horde.exceptions import ServiceUnavailable
 
+METHODS: Final = ("get", "post", "put", "patch", "delete")
+FIRST_TOPICS: Final = ("generate", "status", "users", "sharedkeys", "kudos", "workers")
 EXAMPLE_MODEL: Final = "example-model"
 _JOB_ID: Final = "00000000-0000-0000-0000-000000000000"
 
@@ -97,3 +100,38 @@ class DocumentedApi(Api):
     def render_root(self) -> Any:
         """`/api`: restx would answer 404."""
         return self.render_doc()
+
+    def render_doc(self) -> Any:
+        """The page: restx's own has code inside, loads a megabyte, and knows no dark."""
+        document = self.__schema__
+        return site.render_page("api.html", document=document, topics=list_topics(document))
+
+
+def list_topics(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The operations of the document by their topic, `{name, description, operations}` each, those
+    of most people first.
+    """
+    operations: dict[str, list[dict[str, Any]]] = {}
+    for path, methods in document["paths"].items():
+        for method, found in methods.items():
+            if method in METHODS:
+                operations.setdefault(found["tags"][0], []).append(
+                    {
+                        "id": found["operationId"],
+                        "path": path,
+                        "method": method,
+                        "summary": found.get("summary", ""),
+                        "description": found.get("description", ""),
+                        "responses": [
+                            (code, answer.get("description", ""))
+                            for code, answer in sorted(found["responses"].items())
+                        ],
+                    }
+                )
+    topics = [
+        {**tag, "operations": operations[tag["name"]]}
+        for tag in document["tags"]
+        if tag["name"] in operations
+    ]
+    first = {name: place for place, name in enumerate(FIRST_TOPICS)}
+    return sorted(topics, key=lambda topic: first.get(topic["name"], len(first)))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """The page of the Swagger document, and the bodies that it offers to send."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ from werkzeug.test import TestResponse
 
 from devtools.services import ServiceAddresses
 from horde.apis.document import EXAMPLES
+from horde.apis.site import STATIC_FILES
 from horde.app import RESOURCE_MODULES
 from horde.classes.base.user import UserRoleTypes
 from tests.integration._fake_chat_worker import build_pop_body
@@ -33,8 +35,29 @@ def test_the_page_answers_with_and_without_the_slash(app: Flask, path: str) -> N
     """U-19: `GET /api` was documented and 404."""
     answer = app.test_client().get(path)
     assert (answer.status_code, answer.mimetype) == (200, "text/html")
-    assert b"swagger-ui" in answer.data
+    assert "<title>API · Horde</title>" in answer.text
+    assert "/api/swagger.json" in answer.text
+    assert "unsafe" not in answer.headers["Content-Security-Policy"]
+    assert "<style" not in answer.text
     assert app.test_client().head(path).status_code == 200
+
+
+def test_the_page_lists_every_route_once_by_topic(app: Flask, document: dict[str, Any]) -> None:
+    answer = app.test_client().get("/api/")
+    operations = [
+        operation
+        for methods in document["paths"].values()
+        for operation in methods.values()
+        if isinstance(operation, dict)
+    ]
+    shown = re.findall(r'class="operation" id="([^"]+)"', answer.text)
+    assert sorted(shown) == sorted(operation["operationId"] for operation in operations)
+    titles = re.findall(r'<h2 id="topic-\d+-title">([^<]+)</h2>', answer.text)
+    assert {title.lower() for title in titles} == {each["tags"][0] for each in operations}
+    assert not {"default", "v2/generate"} & {title.lower() for title in titles}
+    files = ("horde.css", "site.css", "site.js", "parts.js", "session.js", "api.js")
+    first_load = len(answer.data) + sum(len(STATIC_FILES[name].content) for name in files)
+    assert first_load < 150_000
 
 
 def test_every_body_of_the_document_has_an_example(document: dict[str, Any]) -> None:

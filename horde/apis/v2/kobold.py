@@ -79,7 +79,7 @@ from horde.shapes.requests import (
 from horde.text_work import WORK_LEFT_HEADER
 
 namespace = Namespace(
-    "v2/generate",
+    "generate",
     path="/v2/generate",
     description="Text and chat requests and the jobs they become.",
 )
