@@ -46,6 +46,7 @@ class ReferenceState:
     """The list in use; replaced as a whole, so that readers need no lock."""
 
     models: Mapping[str, TextModel] | None = None
+    version: int = 0  # counts the lists that were in use
 
 
 state = Part(ReferenceState)
@@ -84,13 +85,24 @@ def refresh_text_models(source: str) -> int:
     Errors: ModelReferenceError, and then the list in use stays.
     """
     models = parse_text_models(_read_source(source))
-    state.get().models = MappingProxyType(models)
+    _use(MappingProxyType(models))
     return len(models)
 
 
 def use_bundled_text_models() -> None:
     """Forget a refreshed list."""
-    state.get().models = None
+    _use(None)
+
+
+def get_version() -> int:
+    """Changes with every list that comes into use."""
+    return state.get().version
+
+
+def _use(models: Mapping[str, TextModel] | None) -> None:
+    held = state.get()
+    held.models = models
+    held.version += 1
 
 
 def parse_text_models(data: bytes) -> dict[str, TextModel]:

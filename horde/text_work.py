@@ -9,9 +9,9 @@ from typing import Annotated, Final
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from horde import metrics, redis_ctrl
+from horde import metrics
 from horde.logger import get_logger
-from horde.redis_ctrl import RedisUnavailable, chat_signal_db
+from horde.pop_epochs import list_marks_of_models, move_marks
 
 logger = get_logger(__name__)
 
@@ -39,14 +39,14 @@ _WORK: Final = TypeAdapter(TextWork)
 
 
 def publish_text_work(work: TextWork) -> None:
-    """Tell of new work. Best effort: a failure is logged, counted and never reaches the caller.
+    """Tell of new work, and make idle workers of its models look again. Best effort: a failure is
+    logged, counted and never reaches the caller.
 
     Shape: the fields of `TextWork` as JSON on `horde:text_work`. Call it after the commit it
     reports.
     """
-    try:
-        redis_ctrl.publish(TEXT_WORK_CHANNEL, _WORK.dump_json(work).decode(), chat_signal_db)
-    except RedisUnavailable:
+    message = TEXT_WORK_CHANNEL, _WORK.dump_json(work).decode()
+    if not move_marks(list_marks_of_models(work.models), message=message):
         metrics.signal_failures.add(1)
         logger.warning("horde.text_work.failed")
 

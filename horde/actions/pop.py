@@ -7,7 +7,8 @@ Source: docs/reference/workers.md and docs/reference/chat_requests.md.
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -16,6 +17,7 @@ from horde_sdk.worker.chat_declaration import ChatImageTransport
 from sqlalchemy.orm import Session
 
 from horde import metrics, r2, tally
+from horde.actions.idle_pops import KnownIdle, begin_look, find_idle, keep_idle
 from horde.actions.job_faults import UNREADABLE_INPUT, give_back_unreadable
 from horde.actions.new_workers import (
     build_worker,
@@ -25,6 +27,7 @@ from horde.actions.new_workers import (
 )
 from horde.chat.tools import write_schemas
 from horde.classes.base.suspicion import Suspicion
+from horde.classes.base.worker import CHECK_IN_SECONDS
 from horde.classes.kobold.chat_request import ChatDeclaration, parse_chat_declaration_fields
 from horde.classes.kobold.processing_generation import LeaseOwner, TextProcessingGeneration
 from horde.classes.kobold.waiting_prompt import TEXT_PAYLOAD_DEFAULTS, TextWaitingPrompt
@@ -103,6 +106,8 @@ class PoppedJobs:
     skipped: dict[str, int] = field(default_factory=dict)
     messages: Sequence[dict[str, Any]] = ()  # for the worker's owner
     is_work_left: bool = False  # whether requests wait for its models, kept from it or not
+    # Whether nobody held a row that the worker may take, so that only news can change the answer.
+    is_settled: bool = True
 
     def dump(self) -> dict[str, Any]:
         """The body of the answer; a chat job alone carries `chat`."""
@@ -134,11 +139,16 @@ class PoppingWorker:
 
 
 def pop_text_jobs(pop: Pop) -> PoppedJobs:
-    """Hand jobs to a worker, after its check-in.
+    """Hand jobs to a worker, after its check-in; without a look where nothing can have changed since
+    its last.
 
     Raises Unauthorized, BadRequest, Forbidden (also for a worker in maintenance that its owner has
     nothing for), and ServiceUnavailable when the store has what the job needs and is away.
     """
+    look = begin_look(pop.api_key, pop.address, pop.raw_body, pop.body.known_models)
+    known = find_idle(look, pop.now)
+    if known is not None:
+        return repeat_idle(pop, known)
     priority_user_ids = parse_priority_user_ids(pop.body.priority_usernames)
     with reading() as session:
         caller = require_owner(session, pop.api_key)
@@ -156,7 +166,46 @@ def pop_text_jobs(pop: Pop) -> PoppedJobs:
         raise Forbidden(popping.worker.maintenance_msg, ReturnCode.WORKER_MAINTENANCE)
     popped = load_stored_input(popped, pop.now)
     report_assignment(popping.worker, popped, caller)
-    return replace(popped, messages=popping.messages, is_work_left=queue.is_work_left)
+    popped = replace(popped, messages=popping.messages, is_work_left=queue.is_work_left)
+    if look.marks is not None and popped.jobs is None and popped.is_settled and queue.is_fresh:
+        known = KnownIdle(
+            marks=look.marks,
+            ends_at=compute_idle_end(popping),
+            answer=popped,
+            caller=caller,
+            is_raid=is_raid,
+            is_speed_limited=is_speed_limited(popping.worker),
+        )
+        keep_idle(look, known)
+    return popped
+
+
+def repeat_idle(pop: Pop, known: KnownIdle) -> PoppedJobs:
+    """The answer of the worker's last look. Its address is judged all the same: it may have been
+    blocked meanwhile. Raises Forbidden.
+    """
+    refusal = find_address_refusal(pop, known.caller, is_raid=known.is_raid)
+    if refusal is not None:
+        raise refusal
+    if known.is_speed_limited:
+        _count_lease_capacity_limited()
+    answer: PoppedJobs = known.answer
+    return answer
+
+
+def compute_idle_end(popping: PoppingWorker) -> datetime:
+    """Until when an idle answer holds by the clock alone: the next check-in, or the end of a
+    message. A worker in its first seconds checks in at each pop.
+    """
+    worker = popping.worker
+    ends = [worker.last_check_in + timedelta(seconds=CHECK_IN_SECONDS)]
+    if worker.is_young(worker.last_check_in):
+        ends.append(worker.last_check_in)
+    ends += [
+        parsedate_to_datetime(message["expiry"]).astimezone(UTC).replace(tzinfo=None)
+        for message in popping.messages
+    ]
+    return min(ends)
 
 
 def require_owner(session: Session, api_key: str) -> Caller:
@@ -320,7 +369,7 @@ def read_queue(session: Session, pop: Pop, popping: PoppingWorker) -> ServableQu
     chat_speed = text_speed
     if worker.chat_model_id is not None:
         chat_speed = get_minimum_text_speed(get_text_model_multiplier(worker.chat_model_id))
-        if worker_may_be_speed_gated(worker.gate_speed, worker.chat_max_length or 0):
+        if is_speed_limited(worker):
             after_commit(session, _count_lease_capacity_limited)
     return get_sorted_text_wp_filtered_to_worker(
         session,
@@ -328,6 +377,13 @@ def read_queue(session: Session, pop: Pop, popping: PoppingWorker) -> ServableQu
         build_inputs(text_speed),
         build_inputs(chat_speed),
         popping.priority_user_ids,
+    )
+
+
+def is_speed_limited(worker: TextWorker) -> bool:
+    """Whether its speed keeps chat jobs from a worker that it declared to take."""
+    return worker.chat_model_id is not None and worker_may_be_speed_gated(
+        worker.gate_speed, worker.chat_max_length or 0
     )
 
 
@@ -358,9 +414,10 @@ def take_jobs(pop: Pop, popping: PoppingWorker, queue: ServableQueue) -> PoppedJ
     except QueueContestedError as contested:
         wait_and_take = partial(take, contested_id=contested.request_id)
     try:
-        return run_transaction(wait_and_take)
+        taken = run_transaction(wait_and_take)
     except RowsLocked:
-        return PoppedJobs(skipped=queue.skipped)
+        taken = PoppedJobs(skipped=queue.skipped)
+    return replace(taken, is_settled=False)
 
 
 def write_jobs(

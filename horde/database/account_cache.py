@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 from horde import redis_ctrl
+from horde.pop_epochs import ACCOUNTS, move_marks
 from horde.redis_ctrl import RedisUnavailable
 from horde.runtime import get_runtime, in_this_runtime
 
@@ -76,6 +77,7 @@ def publish_account_change(user_id: int) -> None:
     commit.
     """
     _forget_everywhere_here(user_id)
+    move_marks([ACCOUNTS])
     try:
         redis_ctrl.publish(CHANGE_CHANNEL, str(user_id))
     except RedisUnavailable:

@@ -4,6 +4,7 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -36,6 +37,7 @@ from horde.database.kudos import release_holds
 from horde.database.text_functions import TEXT_FAMILY, is_live, online_since
 from horde.db import after_commit, table_of
 from horde.hot_session import keep
+from horde.pop_epochs import EVERYTHING, move_marks
 
 MODELS_KEY = "models_cache"
 MODELS_KEY_TTL_SECONDS = 600
@@ -345,6 +347,7 @@ def set_horde_modes(session: Session, changes: Mapping[str, bool]) -> None:
             .on_conflict_do_update(index_elements=["id"], set_=dict(changes))
         )
     after_commit(session, _modes.clear)
+    after_commit(session, partial(move_marks, [EVERYTHING]))
 
 
 def stop_waiting_requests(session: Session, now: datetime) -> list[StoppedRequest]:

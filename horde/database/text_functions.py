@@ -115,6 +115,8 @@ class ServableQueue:
     skipped: dict[str, int] = field(default_factory=dict)
     # Whether anything waits for its models, be it kept from the worker or not.
     is_work_left: bool = False
+    # Whether the list of classes was read for it, and is not one that was believed for a while.
+    is_fresh: bool = True
 
     def get_models(self, queue_class: int) -> tuple[str, ...]:
         """The models that requests of one of its classes list."""
@@ -205,16 +207,16 @@ class _ClassList:
 _class_list = _ClassList()
 
 
-def list_queue_classes(session: Session) -> list[int]:
-    """Every class with a waiting request; its cost grows with the classes, not with the
-    requests.
+def list_queue_classes(session: Session) -> tuple[list[int], bool]:
+    """Every class with a waiting request, and whether they were read just now; its cost grows with
+    the classes, not with the requests.
     """
     started = time.monotonic()
     if started < _class_list.believed_until:
-        return _class_list.classes
+        return _class_list.classes, False
     classes = list(session.execute(_SCAN_CLASSES).scalars())
     _class_list.remember(classes, time.monotonic() - started)
-    return classes
+    return classes, True
 
 
 def get_queue_class_facts(
@@ -366,7 +368,8 @@ def get_sorted_text_wp_filtered_to_worker(
     servable: list[ServableClass] = []
     skipped: Counter[SkipReason] = Counter()
     is_work_left = False
-    for queue_class, facts in get_queue_class_facts(session, list_queue_classes(session)).items():
+    classes, is_fresh = list_queue_classes(session)
+    for queue_class, facts in get_queue_class_facts(session, classes).items():
         judged = least_facts_of_class(facts)
         if only_user_id is not None:
             # Whose it is, the claim compares row by row.
@@ -390,6 +393,7 @@ def get_sorted_text_wp_filtered_to_worker(
             if reason in REPORTED_SKIP_REASONS
         },
         is_work_left=is_work_left,
+        is_fresh=is_fresh,
     )
 
 

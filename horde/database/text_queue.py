@@ -6,7 +6,7 @@ never the table.
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -19,6 +19,7 @@ from horde.classes.kobold.worker import TextRequestFacts
 from horde.database.text_functions import TEXT_FAMILY, get_queue_class_facts, get_rank, is_live
 from horde.db import table_of
 from horde.redis_ctrl import RedisUnavailable, get_json, set_json
+from horde.runtime import Part
 
 QUEUE_KEY = "text_wp_cache"
 QUEUE_KEY_TTL_SECONDS = 5
@@ -109,6 +110,24 @@ _LIST_QUEUE = (
 def list_queue_rows(session: Session) -> list[QueueRow]:
     """Every waiting text request in queue order, in one statement."""
     return [(row[0], row[1], row[2], row[3], row[4]) for row in session.execute(_LIST_QUEUE)]
+
+
+@dataclass(slots=True)
+class _SeenQueue:
+    """Generations of each request as this process last read them; None before the first time."""
+
+    counts: dict[str, int] | None = None
+
+
+_seen: Part[_SeenQueue] = Part(_SeenQueue)
+
+
+def take_gained_rows(rows: Sequence[QueueRow]) -> list[QueueRow]:
+    """The rows with more generations than when this was last called; all at the first time."""
+    seen = _seen.get()
+    before = seen.counts or {}
+    seen.counts = {row[0]: row[4] for row in rows}
+    return [row for row in rows if row[4] > before.get(row[0], 0)]
 
 
 def publish_queue(rows: list[QueueRow]) -> None:

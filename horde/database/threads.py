@@ -46,10 +46,11 @@ from horde.database.stats import (
 from horde.database.text_functions import (
     TEXT_FAMILY,
     build_text_work,
+    get_queue_class_facts,
     list_unclassified_requests,
 )
 from horde.database.text_jobs import JobFacts, fault_job, find_job
-from horde.database.text_queue import list_queue_rows, publish_queue
+from horde.database.text_queue import list_queue_rows, publish_queue, take_gained_rows
 from horde.database.text_requests import has_pending_jobs
 from horde.database.workers import (
     WORKERS_REBUILD_SECONDS,
@@ -58,6 +59,7 @@ from horde.database.workers import (
 )
 from horde.db import after_commit, retry_deadlocks, run_transaction, transaction
 from horde.logger import get_logger
+from horde.pop_epochs import list_marks_of_models, move_marks
 from horde.text_work import publish_text_work
 
 logger = get_logger(__name__)
@@ -68,6 +70,7 @@ INACTIVE_REQUEST_TTL = timedelta(minutes=5)
 STALE_JOBS_A_BATCH = 1000
 FOLD_CYCLES_A_TICK = 10
 UNCLASSIFIED_REQUESTS_A_BATCH = 200
+ANNOUNCED_REQUESTS_A_TICK = 100  # of a queue that is new to the leader; its marks move all the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,10 +358,19 @@ def collect_expired_chat_image_keys(session: Session, request_ids: Sequence[UUID
 
 
 def publish_queue_order() -> None:
-    """Share the order of the waiting requests."""
+    """Share the order of the waiting requests, and tell of what is new among them: whoever queued
+    it may have died, or lost Redis, before it could.
+    """
     with transaction() as session:
         rows = list_queue_rows(session)
+        gained = take_gained_rows(rows)
+        classes = {row[1] for row in gained if row[1] is not None}
+        facts = get_queue_class_facts(session, sorted(classes))
     publish_queue(rows)
+    work = [build_text_work(facts[row[1]], row[4]) for row in gained if row[1] in facts]
+    move_marks({mark for each in work for mark in list_marks_of_models(each.models)})
+    for each in work[:ANNOUNCED_REQUESTS_A_TICK]:
+        publish_text_work(each)
 
 
 def publish_models() -> None:

@@ -206,6 +206,11 @@ def configure(config: Config) -> None:
     kudos.configure(config)
 
 
+def get_account_generation() -> int:
+    """Changes with every account that this process is told to read anew."""
+    return callers.get().generation
+
+
 def is_admin(caller: Caller) -> bool:
     """Whether an account is one of those the operator listed."""
     return not caller.is_anonymous and caller.alias in state.get().admins

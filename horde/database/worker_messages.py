@@ -4,6 +4,7 @@
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from email.utils import format_datetime
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -14,7 +15,8 @@ from sqlalchemy.orm import Session
 from horde.classes.base.worker import Worker
 from horde.classes.base.worker_message import WorkerMessage
 from horde.database.caches import TimedCache
-from horde.db import insert_rows, table_of
+from horde.db import after_commit, insert_rows, table_of
+from horde.pop_epochs import EVERYTHING, move_marks
 from horde.shapes.base import ModelType
 from horde.shapes.worker_messages import Validity, WorkerMessageDetails
 
@@ -84,6 +86,7 @@ def show_active_messages(stored: Sequence[dict[str, Any]] | None) -> list[dict[s
 def insert_messages(session: Session, rows: Sequence[dict[str, Any]]) -> None:
     """Store messages; each names every column."""
     insert_rows(session, messages, rows)
+    after_commit(session, partial(move_marks, [EVERYTHING]))
 
 
 def list_messages(
@@ -140,6 +143,7 @@ def find_author(session: Session, message_id: UUID) -> int | None:
 def delete_message(session: Session, message_id: UUID) -> None:
     """Delete a message."""
     session.execute(delete(WorkerMessage).where(WorkerMessage.id == message_id))
+    after_commit(session, partial(move_marks, [EVERYTHING]))
 
 
 def forget_message(message_id: UUID) -> None:

@@ -24,6 +24,7 @@ from horde.classes.base.worker import Worker
 from horde.database import functions, text_queue
 from horde.database.kudos import fold_postings
 from horde.db import transaction
+from horde.pop_epochs import EVERYTHING, move_marks
 from tests.integration.rows import forget_everything, make_user, own_horde
 
 MODEL = "elinas/chronos-70b-v2"
@@ -121,9 +122,18 @@ def build_reply(job: dict[str, Any]) -> dict[str, Any]:
     return {"id": job["id"], "message": message, "finish_reason": "stop", "model_id": MODEL}
 
 
-def test_an_idle_pop_costs_two_statements_one_transaction_and_no_write(
+def test_an_idle_pop_that_repeats_itself_costs_no_statement(served: FlaskClient, key: str) -> None:
+    for _ in range(3):  # a Redis without any marks gets them first
+        post(served, "text/pop", POP, key)
+    with counting() as counted:
+        post(served, "text/pop", POP, key)
+    assert counted.statements == []
+
+
+def test_an_idle_pop_that_looks_costs_two_statements_one_transaction_and_no_write(
     served: FlaskClient, key: str
 ) -> None:
+    move_marks([EVERYTHING])
     with counting() as counted:
         post(served, "text/pop", POP, key)
     assert len(counted.statements) <= 2, counted.statements

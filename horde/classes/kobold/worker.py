@@ -153,9 +153,13 @@ class TextWorker(Worker):
         """Whether this pop rewrites the row: not within 30 s of the last, but always in the first
         30 s of life.
         """
-        if (now - self.created).total_seconds() <= CHECK_IN_SECONDS:
+        if self.is_young(now):
             return True
         return (now - self.last_check_in).total_seconds() >= CHECK_IN_SECONDS
+
+    def is_young(self, now: datetime) -> bool:
+        """Whether it is in its first 30 s of life."""
+        return (now - self.created).total_seconds() <= CHECK_IN_SECONDS
 
     def check_in(
         self,

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+"""Marks on Redis that move with whatever may change what an idle worker is answered.
+
+A mark is a random word, so that a server that lost some of its marks never shows an old one as new.
+A mark moves after the commit that it tells of: who read the marks before it looked, and finds them
+unmoved, has seen everything. The queue has a mark for each of a fixed number of groups of models, so
+that work for others moves none of a worker's, and names that somebody invents fill nothing.
+"""
+
+import secrets
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+from zlib import crc32
+
+from redis import Redis
+
+from horde import redis_ctrl
+from horde.redis_ctrl import RedisUnavailable
+from horde.runtime import Part
+
+EPOCHS_KEY: Final = "horde:pop:epochs"
+MODEL_GROUPS: Final = 1024
+
+EVERYTHING: Final = "everything"  # switches of the horde, messages to workers
+ACCOUNTS: Final = "accounts"
+ANY_MODEL: Final = "any model"
+_LIFE: Final = "life"  # of this content of the server: missing after a loss
+
+
+@dataclass(slots=True)
+class _Debts:
+    """Marks of this runtime that could not be moved yet."""
+
+    names: set[str] = field(default_factory=set)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+_debts: Part[_Debts] = Part(_Debts)
+
+
+def build_model_mark(model: str) -> str:
+    """The mark of requests for a model."""
+    return f"model {crc32(model.encode('utf-8', 'surrogatepass')) % MODEL_GROUPS}"
+
+
+def list_marks_of_models(models: Sequence[str]) -> list[str]:
+    """The marks of a request that lists these models; none is any model."""
+    return [build_model_mark(model) for model in models] or [ANY_MODEL]
+
+
+def move_marks(names: Iterable[str], *, message: tuple[str, str] | None = None) -> bool:
+    """Move marks, and publish a message (channel, text) in the same round trip. Best effort: marks
+    that cannot be moved now are moved with the next ones; False then.
+    """
+    debts = _debts.get()
+    with debts.lock:
+        moving = debts.names | set(names)
+    mapping = {name: secrets.token_hex(8) for name in moving}
+    if not mapping and message is None:
+        return True
+
+    def work(client: Redis) -> None:
+        with client.pipeline(transaction=False) as steps:
+            if mapping:
+                steps.hset(EPOCHS_KEY, mapping=mapping)  # type: ignore[arg-type]
+            if message is not None:
+                steps.publish(*message)
+            steps.execute()
+
+    try:
+        redis_ctrl.call(redis_ctrl.cache_db, work)
+    except RedisUnavailable:
+        with debts.lock:
+            debts.names |= moving
+        return False
+    with debts.lock:
+        debts.names -= moving
+    return True
+
+
+def read_marks(names: Sequence[str], counter_key: str) -> tuple[str, ...] | None:
+    """The marks of these names, with a counter that moves with the workers; None when they say
+    nothing: Redis is away, was emptied, or marks of this process have to be moved first.
+    """
+    debts = _debts.get()
+    if debts.names and not move_marks(()):
+        return None
+
+    def work(client: Redis) -> list[Any]:
+        with client.pipeline(transaction=False) as steps:
+            steps.hmget(EPOCHS_KEY, [_LIFE, *names])
+            steps.get(counter_key)
+            return steps.execute()
+
+    try:
+        marks, counter = redis_ctrl.call(redis_ctrl.cache_db, work)
+        if marks[0] is None:
+            _begin_life()
+            return None
+    except RedisUnavailable:
+        return None
+    return tuple(str(mark) for mark in (*marks, counter))
+
+
+def _begin_life() -> None:
+    life = secrets.token_hex(8)
+    redis_ctrl.call(redis_ctrl.cache_db, lambda client: client.hsetnx(EPOCHS_KEY, _LIFE, life))
