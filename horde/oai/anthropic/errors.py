@@ -15,6 +15,7 @@ from horde.oai.errors import ErrorAnswer
 
 VERSION_HEADER: Final = "anthropic-version"
 OVERLOADED_STATUS: Final = 529
+THREADS_UNSUPPORTED: Final = "thread_unsupported_request"  # Anthropic's own code
 PROMPT_TOO_LONG: Final = "prompt is too long"
 _PATHS: Final = re.compile(r"(?:/v1)?/v1/messages(?:/.*)?", re.DOTALL)
 _TYPES: Final[Mapping[int, str]] = MappingProxyType(
@@ -59,6 +60,8 @@ def build_error_body(error: ErrorAnswer, front_id: str) -> JsonObject:
     details: JsonObject = {"error_code": error.code}
     if error.param is not None:
         details["param"] = error.param
+    if error.code == THREADS_UNSUPPORTED:
+        details["unsupported"] = ["thread"]
     if error.metadata:
         details["metadata"] = dict(error.metadata)
     return {

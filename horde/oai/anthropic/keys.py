@@ -13,6 +13,7 @@ from typing import Any, Final
 from horde.chat.strict_schema import obeys_strict_rules
 from horde.chat_contract import JsonObject
 from horde.oai._messages import CACHE_HINT
+from horde.oai.anthropic.errors import THREADS_UNSUPPORTED
 from horde.oai.anthropic.history import parse_system
 from horde.oai.anthropic.refusals import (
     check_members,
@@ -180,6 +181,16 @@ def _refuse_unless_empty(key: str, value: Any, _body: JsonObject) -> object:
     raise unsupported(key, "not supported by the horde")
 
 
+def _refuse_thread(key: str, value: Any, _body: JsonObject) -> object:
+    """The tool loops of SDKs ask for a conversation that the server holds, and send all messages
+    themselves after a refusal with this code.
+    """
+    if value == []:
+        return ABSENT
+    message = "the front holds no conversations: send all messages, without a thread"
+    raise refuse(key, message, THREADS_UNSUPPORTED)
+
+
 def _refuse_always(key: str, _value: Any, _body: JsonObject) -> object:
     raise unsupported(key, "not supported by the horde")
 
@@ -215,7 +226,8 @@ READERS: Final[Mapping[str, Reader]] = MappingProxyType(
             ),
             drop,
         ),
-        **dict.fromkeys(("thread", "compaction", "fallbacks"), _refuse_unless_empty),
+        "thread": _refuse_thread,
+        **dict.fromkeys(("compaction", "fallbacks"), _refuse_unless_empty),
         "horde": read_horde,
     }
 )
