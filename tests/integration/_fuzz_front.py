@@ -19,6 +19,7 @@ from urllib.parse import quote, urlsplit
 from devtools.services import ServiceAddresses
 from horde.config import FrontConfig
 from tests.fuzz import KEY_MARK, MARKER, Attack, Attacker, Example
+from tests.integration import _fuzz_messages
 from tests.integration._fuzz_horde import ALL_FEATURES, FULL_CHAT, FuzzHorde, fuzz_horde
 from tests.integration.chat_front import run_front, run_native
 
@@ -57,6 +58,7 @@ class FuzzFront:
 
     def __init__(self, horde: FuzzHorde, url: str) -> None:
         self.horde = horde
+        self.is_for_messages = False  # Anthropic's form is attacked, instead of OpenAI's
         self.statuses: Counter[int] = Counter()
         self.codes: Counter[str] = Counter()
         self.problems: list[str] = []
@@ -75,6 +77,8 @@ class FuzzFront:
     def list_examples(self) -> list[Example]:
         """Bodies that the front serves, and its other routes."""
         key = self.horde.chat.requester_key
+        if self.is_for_messages:
+            return _fuzz_messages.list_message_examples(key)
         whole = FULL_CHAT | {"horde": {"slow_workers": True, "max_kudos": 100_000}}
         plain = {
             "model": FULL_CHAT["model"],
@@ -151,7 +155,8 @@ class FuzzFront:
             KEY_MARK in lines
         )
         if status >= 400 and body.startswith(b"{"):
-            self.codes[str(json.loads(body)["error"]["code"])] += 1
+            error = json.loads(body)["error"]
+            self.codes[str(error.get("code") or error["details"]["error_code"])] += 1
         if wrong:
             sent = (attack.data or b"")[:1500]
             self.problems.append(
@@ -190,7 +195,7 @@ def list_faults(attack: Attack, status: int, headers: dict[str, str], body: byte
     """What is wrong with an answer, whatever was asked."""
     wrong = []
     if (
-        status >= 500 and b'"code":"no_worker_available"' not in body
+        status >= 500 and b'code":"no_worker_available"' not in body
     ):  # such as for workers that are fast enough, of which is none
         wrong.append("is a server error")
     if 300 <= status < 400:
@@ -199,8 +204,9 @@ def list_faults(attack: Attack, status: int, headers: dict[str, str], body: byte
         wrong.append("has no request id")
     if KEY_MARK.encode() in body or any(KEY_MARK in value for value in headers.values()):
         wrong.append("shows a key")
+    is_message = _fuzz_messages.is_message_path(attack.path)
     if status < 400:
-        return wrong + list_stream_faults(headers, body)
+        return wrong + list_stream_faults(headers, body, is_message=is_message)
     if MARKER.encode() in body:
         wrong.append("shows a prompt or reply")
     if len(body) > LONGEST_REFUSAL_BYTES:
@@ -210,6 +216,8 @@ def list_faults(attack: Attack, status: int, headers: dict[str, str], body: byte
     if headers.get("content-type") != "application/json":
         return [*wrong, f"is {headers.get('content-type')}"]
     said = json.loads(body)
+    if is_message:
+        return wrong + _fuzz_messages.list_error_faults(said)
     error = said.get("error", {})
     if set(said) != {"error"} or set(error) - {"metadata"} != {"message", "type", "param", "code"}:
         wrong.append("has another shape")
@@ -218,10 +226,12 @@ def list_faults(attack: Attack, status: int, headers: dict[str, str], body: byte
     return wrong
 
 
-def list_stream_faults(headers: dict[str, str], body: bytes) -> list[str]:
+def list_stream_faults(headers: dict[str, str], body: bytes, *, is_message: bool) -> list[str]:
     """What is wrong with an event stream; nothing for other answers."""
     if not headers.get("content-type", "").startswith("text/event-stream"):
         return []
+    if is_message:
+        return _fuzz_messages.list_stream_faults(body)
     events = [
         line.removeprefix(b"data: ") for line in body.split(b"\n") if line.startswith(b"data: ")
     ]

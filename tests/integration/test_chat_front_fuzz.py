@@ -22,7 +22,10 @@ def front(service_urls: ServiceAddresses) -> Iterator[FuzzFront]:
 
 
 @pytest.mark.slow
-def test_no_mutated_request_does_harm(front: FuzzFront) -> None:
+@pytest.mark.parametrize("is_for_messages", [False, True], ids=["openai", "anthropic"])
+def test_no_mutated_request_does_harm(front: FuzzFront, *, is_for_messages: bool) -> None:
+    front.is_for_messages = is_for_messages
+    front.statuses.clear()
     front.attack(Random(SEED), ATTACK_COUNT)
     assert not front.problems, f"{len(front.problems)} problems\n" + "\n".join(front.problems[:20])
     assert front.statuses[200] > ATTACK_COUNT / 50

@@ -17,7 +17,7 @@ VERSION_HEADER: Final = "anthropic-version"
 OVERLOADED_STATUS: Final = 529
 THREADS_UNSUPPORTED: Final = "thread_unsupported_request"  # Anthropic's own code
 PROMPT_TOO_LONG: Final = "prompt is too long"
-_PATHS: Final = re.compile(r"(?:/v1)?/v1/messages(?:/.*)?", re.DOTALL)
+_PATHS: Final = ("/v1/messages", "/v1/v1/messages")
 _TYPES: Final[Mapping[int, str]] = MappingProxyType(
     {
         401: "authentication_error",
@@ -45,7 +45,7 @@ _RESET: Final = "x-ratelimit-reset-requests"
 
 def is_spoken(path: str, version: str | None) -> bool:
     """Whether errors of a call have Anthropic's shape: by its path, or by a client that says so."""
-    return version is not None or _PATHS.fullmatch(path) is not None
+    return version is not None or path.startswith(_PATHS)
 
 
 def get_status(error: ErrorAnswer) -> int:
