@@ -8,8 +8,8 @@ from sqlalchemy.orm import Session
 
 from horde.classes.base.worker import DEFAULT_MAINTENANCE_MESSAGE, SPEED_BASELINE
 from horde.classes.kobold.worker import TextWorker
-from horde.database.check_ins import count_recent_workers
-from horde.database.stats import HordeModes, get_horde_modes
+from horde.database.check_ins import count_recent_workers, lock_worker_places
+from horde.database.stats import get_horde_modes
 from horde.database.users import Caller
 from horde.exceptions import BadRequest, Forbidden
 from horde.return_codes import ReturnCode
@@ -63,11 +63,24 @@ def check_new_worker(
         raise BadRequest("The bridge agent contains profanity.", ReturnCode.PROFANE_BRIDGE_AGENT)
     if any(word in name.lower() for word in RESERVED_NAME_WORDS):
         raise BadRequest(f"A worker's name cannot contain {', '.join(RESERVED_NAME_WORDS)}.")
-    own, same_address = count_recent_workers(session, caller.id, address, now)
-    _check_worker_counts(own, same_address, caller, get_horde_modes(session))
+    _check_worker_counts(session, name, caller, address, now)
 
 
-def _check_worker_counts(own: int, same_address: int, caller: Caller, modes: HordeModes) -> None:
+def claim_worker_place(
+    session: Session, worker: TextWorker, caller: Caller, address: str, now: datetime
+) -> None:
+    """Look again whether there is room for a new worker, with nobody else bringing one meanwhile:
+    many names that pop at once would all have found room. Raises Forbidden.
+    """
+    lock_worker_places(session, caller.id, address)
+    _check_worker_counts(session, worker.name, caller, address, now)
+
+
+def _check_worker_counts(
+    session: Session, name: str, caller: Caller, address: str, now: datetime
+) -> None:
+    own, same_address = count_recent_workers(session, caller.id, address, now, besides=name)
+    modes = get_horde_modes(session)
     invited = caller.worker_invited
     if modes.invite_only and own >= invited:
         message = "The horde takes new workers by invitation only at the moment."

@@ -24,6 +24,7 @@ from horde.actions.new_workers import (
     check_new_worker,
     check_owner,
     check_worker_owner,
+    claim_worker_place,
 )
 from horde.chat.tools import write_schemas
 from horde.classes.base.suspicion import Suspicion
@@ -279,9 +280,10 @@ def check_in(
         if not pending.is_needed:
             return popping, read_queue(session, pop, popping)
 
-    # Committed before the queue is read: nobody waits for the worker's row.
-    run_transaction(
-        lambda session: write_check_in(
+    def write(session: Session) -> None:
+        if pending.is_new:
+            claim_worker_place(session, popping.worker, caller, pop.address, pop.now)
+        write_check_in(
             session,
             popping.worker,
             pending,
@@ -290,7 +292,8 @@ def check_in(
             pop.config.validated_backends,
             pop.now,
         )
-    )
+
+    run_transaction(write)  # before the queue is read: nobody waits for the worker's row
     suspect_check_in(pop, popping, pending, is_raid=is_raid)
     with reading() as session:
         return popping, read_queue(session, pop, popping)

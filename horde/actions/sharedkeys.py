@@ -82,7 +82,8 @@ def remove_shared_key(api_key: str, sharedkey_id: str) -> SimpleResponse:
 
     def work(session: Session) -> None:
         stored = require_own_shared_key(session, api_key, sharedkey_id)
-        delete_shared_key(session, stored.id, clock.utcnow())
+        if not delete_shared_key(session, stored.id, clock.utcnow()):
+            raise _no_such_key()
 
     run_transaction(work)
     return SimpleResponse()
@@ -120,8 +121,12 @@ def require_shared_key(session: Session, text: str) -> StoredSharedKey:
     sharedkey_id = parse_uuid(text)
     stored = None if sharedkey_id is None else find_shared_key(session, sharedkey_id)
     if stored is None:
-        raise Unauthorized("There is no such shared key.", ReturnCode.INVALID_API_KEY)
+        raise _no_such_key()
     return stored
+
+
+def _no_such_key() -> Unauthorized:
+    return Unauthorized("There is no such shared key.", ReturnCode.INVALID_API_KEY)
 
 
 def require_own_shared_key(session: Session, api_key: str, text: str) -> StoredSharedKey:

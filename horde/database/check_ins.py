@@ -65,17 +65,28 @@ def find_named_worker(session: Session, name: str, now: datetime) -> NamedTextWo
     return known
 
 
+def lock_worker_places(session: Session, owner_id: int, address: str) -> None:
+    """Let nobody else bring a worker of this account or from this address until the transaction
+    ends.
+    """
+    keys = sorted((f"workers of {owner_id}", f"workers at {address}"))
+    for key in keys:  # in one order everywhere
+        session.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(key, 0))))
+
+
 def count_recent_workers(
-    session: Session, owner_id: int, address: str, now: datetime
+    session: Session, owner_id: int, address: str, now: datetime, *, besides: str
 ) -> tuple[int, int]:
-    """How many workers an account has, and how many an address.
+    """How many workers an account has, and how many an address, beside the one of a name.
 
     A worker that was not seen for a day takes no place: names change, and machines are replaced.
     """
     owned, here = Worker.user_id == owner_id, Worker.ipaddr == address
     counts = session.execute(
         select(func.count().filter(owned), func.count().filter(here)).where(
-            or_(owned, here), Worker.last_check_in >= now - COUNTED_WORKER_AGE
+            or_(owned, here),
+            Worker.last_check_in >= now - COUNTED_WORKER_AGE,
+            Worker.name != besides,
         )
     )
     own, same_address = counts.one()

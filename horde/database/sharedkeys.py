@@ -93,9 +93,9 @@ def change_shared_key(session: Session, sharedkey_id: UUID, columns: Mapping[str
     )
 
 
-def delete_shared_key(session: Session, sharedkey_id: UUID, now: datetime) -> None:
+def delete_shared_key(session: Session, sharedkey_id: UUID, now: datetime) -> bool:
     """Delete a shared key with the requests made by it, whose holds are released and whose objects
-    go after the commit.
+    go after the commit. False when somebody else deleted it first.
 
     Locks the requests first, as a submit does, which charges the key while it holds its request.
     Then the key, so that no request joins them unseen.
@@ -112,8 +112,10 @@ def delete_shared_key(session: Session, sharedkey_id: UUID, now: datetime) -> No
     request_ids = session.scalars(made).all()
     release_holds(session, [upfront_hold_id(wp_id) for wp_id in request_ids], now)
     TextWaitingPrompt.delete(session, request_ids)
-    session.execute(
+    deleted = session.execute(
         delete(UserSharedKey)
         .where(UserSharedKey.id == sharedkey_id)
+        .returning(UserSharedKey.id)
         .execution_options(synchronize_session=False)
     )
+    return deleted.first() is not None

@@ -204,6 +204,20 @@ def test_keys_made_at_once_keep_to_the_number(app: Flask, owner: tuple[int, str]
         assert session.scalar(select(func.count()).where(UserSharedKey.user_id == owner[0])) == 3
 
 
+@pytest.mark.race
+def test_of_many_that_delete_a_key_at_once_one_did(
+    client: FlaskClient, owner: tuple[int, str]
+) -> None:
+    made = make(client, owner[1])
+    app = client.application
+
+    def delete(_: int) -> int:
+        return call(app.test_client(), "DELETE", f"/{made['id']}", None, owner[1]).status_code
+
+    with ThreadPoolExecutor(6) as pool:
+        assert sorted(pool.map(delete, range(6))) == [200] + [401] * 5
+
+
 def test_a_deleted_key_takes_its_requests_and_frees_their_kudos(
     client: FlaskClient, owner: tuple[int, str]
 ) -> None:

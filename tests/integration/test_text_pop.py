@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """What `POST /generate/text/pop` asks of a worker, writes of it, and hands it."""
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -380,6 +382,39 @@ def test_an_untrusted_owner_has_four_workers_and_no_fifth(horde: TextHorde) -> N
     horde.take(key, "fourth")
     assert refused(horde.pop(key, "fifth")) == (403, "TooManyWorkers")
     assert horde.pop(key, "fourth").status_code == 200
+
+
+@pytest.mark.race
+def test_of_many_names_that_pop_at_once_as_many_get_in_as_of_few(horde: TextHorde) -> None:
+    user_id, key = make_user()
+    gate = threading.Barrier(10)
+
+    def bring(number: int) -> tuple[int, str | None]:
+        gate.wait(20)
+        answer = horde.pop(key, f"one of ten {number}")
+        return answer.status_code, answer.json.get("rc")
+
+    with ThreadPoolExecutor(10) as pool:
+        answers = list(pool.map(bring, range(10)))
+    assert sorted(answers) == sorted([(200, None)] * 4 + [(403, "TooManyWorkers")] * 6)
+    with transaction() as session:
+        owned = select(Worker.id).where(Worker.user_id == user_id)
+        assert len(session.scalars(owned).all()) == 4
+
+
+@pytest.mark.race
+def test_the_threads_of_a_new_worker_get_in_together(horde: TextHorde) -> None:
+    user_id, key = make_user()
+    for _ in range(3):
+        make_worker(user_id)
+    gate = threading.Barrier(6)
+
+    def bring(_: int) -> int:
+        gate.wait(20)
+        return int(horde.pop(key, "the fourth").status_code)
+
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(bring, range(6))) == [200] * 6
 
 
 def test_a_trusted_owner_has_21_workers_unless_invited(horde: TextHorde) -> None:
