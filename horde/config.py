@@ -579,6 +579,31 @@ class FrontConfig:
     responses_default_max_tokens: Annotated[
         int, within(16, 16384), named("HORDE_OAI_RESPONSES_DEFAULT_MAX_TOKENS")
     ] = 4096
+    # Where responses are stored, written to unlike the chat signals. None stores nothing.
+    responses_redis_url: Annotated[
+        str | None,
+        Read(parse_redis_url, _REDIS_WORDS),
+        named("HORDE_OAI_RESPONSES_REDIS_URL"),
+    ] = field(default=None, repr=False)
+    # A record knows its key by a hash that is made with it.
+    responses_key_secret: Annotated[Key, named("HORDE_OAI_RESPONSES_KEY_SECRET")] = field(
+        default="", repr=False
+    )
+    # From the end of a response, or its last use.
+    responses_ttl_seconds: Annotated[
+        int, within(1, 30 * DAY_SECONDS), named("HORDE_OAI_RESPONSES_TTL_SECONDS")
+    ] = 3600
+    # Of one record; images count.
+    responses_max_bytes: Annotated[
+        int, within(1024, 64 * 1024 * 1024), named("HORDE_OAI_RESPONSES_MAX_BYTES")
+    ] = 8 * 1024 * 1024
+    responses_per_key: Annotated[int, within(1, 100_000), named("HORDE_OAI_RESPONSES_PER_KEY")] = (
+        200
+    )
+    # The horde keeps a request for 20 minutes.
+    background_budget_seconds: Annotated[
+        float, within(1, DAY_SECONDS), named("HORDE_OAI_BACKGROUND_BUDGET_SECONDS")
+    ] = 1140.0
     cors_origins: Annotated[
         tuple[str, ...],
         Read(_parse_origins, "* or origins such as https://example.com, separated by commas"),
@@ -602,7 +627,13 @@ class FrontConfig:
         if not _is_set(values, "HORDE_OAI_REDIS_URL"):
             url = build_redis_url(values["REDIS_URL"], CHAT_SIGNAL_DATABASE)
             values["HORDE_OAI_REDIS_URL"] = url
-        return read_settings(cls, values)
+        config = read_settings(cls, values)
+        if config.responses_redis_url is not None and not config.responses_key_secret:
+            raise ConfigError(
+                "HORDE_OAI_RESPONSES_KEY_SECRET",
+                "is not set, and HORDE_OAI_RESPONSES_REDIS_URL needs it.",
+            )
+        return config
 
 
 SETTINGS = (Config, FrontConfig, _DatabaseParts, _RedisParts)

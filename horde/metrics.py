@@ -290,4 +290,12 @@ oai_hand_backs = _counter(
     "horde.oai.hand_backs", "Jobs given back because their worker had gone.", "outcome"
 )
 _gauge("horde.oai.waiting_workers", "1", "Workers that wait for a job at this front.")
+oai_stored_responses = _counter(
+    "horde.oai.stored_responses",
+    "Responses written to their store, read, missed or deleted, and calls it did not answer.",
+    "outcome",
+)
+oai_resumed_streams = _counter(
+    "horde.oai.resumed_streams", "Streams of stored responses that were taken up again."
+)
 _gauge("horde.oai.open_requests", "1", "Calls open now.", "stream", "form")

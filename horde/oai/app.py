@@ -62,7 +62,7 @@ from horde.oai.responses import (
     send_empty,
     send_json,
 )
-from horde.oai.responses_form.form import ResponsesForm
+from horde.oai.responses_form.parts import Responses
 from horde.oai.signals import PollingHub, SignalHub
 from horde.oai.text_service import TextService
 from horde.oai.unknown_routes import build_unknown_url_message
@@ -537,6 +537,10 @@ def create_front_app(config: FrontConfig, hub: SignalHub | None = None) -> Starl
         Route("/v1/responses", Methods(POST=front.responses)),
         Route("/v1/responses/", Methods(POST=front.responses)),
         Route(POP_PATH, NativeMethods(POST=front.pop)),
+        *(Route(f"/v1/responses/{name}", _UnknownRoute()) for name in ("compact", "input_tokens")),
+        Route("/v1/responses/{response_id}", Methods(**front.response)),
+        Route("/v1/responses/{response_id}/cancel", Methods(POST=front.cancel_response)),
+        Route("/v1/responses/{response_id}/input_items", Methods(GET=front.list_response_input)),
         Route("/v1/models", Methods(GET=front.answer_models)),
         Route("/v1/models/{model:path}", Methods(GET=front.answer_model)),
         Route("/health", Methods(GET=front.answer_health)),
@@ -570,6 +574,14 @@ async def _refuse_unknown_route(scope: Scope, _receive: Receive, _send: Send) ->
     raise RequestRefused("unknown_url", message, status=404)
 
 
+class _UnknownRoute:
+    """What would match a route with a parameter, and is none; a plain function would be wrapped."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises RequestRefused (404)."""
+        await _refuse_unknown_route(scope, receive, send)
+
+
 class _Front:
     """The handlers and what they share."""
 
@@ -582,8 +594,15 @@ class _Front:
         self.pop: Handler = self.pops.answer
         self._feed = WorkFeed(config.redis_url, self.pops.take_work, self.pops.set_health)
         self.chat = self._serve(ChatService(self.calls, ChatCompletionForm()))
-        responses = ResponsesForm(config.responses_default_max_tokens)
-        self.responses = self._serve(ChatService(self.calls, responses))
+        self._responses = Responses(config, self.calls)
+        self.responses = self._serve(self._responses.service)
+        stored = self._responses.stored
+        self.response = {
+            "GET": _hand_call(stored.get),
+            "DELETE": _hand_call(stored.delete),
+        }
+        self.cancel_response = _hand_call(stored.cancel)
+        self.list_response_input = _hand_call(stored.list_input)
         text_models = TextModels(self._native, config.models_cache_seconds)
         self.completions = self._serve(
             TextService(self.calls, text_models, config.completions_max_prompts)
@@ -613,12 +632,14 @@ class _Front:
         asyncio.get_running_loop().set_exception_handler(_log_failed_task)
         await self._hub.start()
         self._feed.start()
+        await self._responses.start()
         try:
             yield
         finally:
             await self._feed.stop()
             await self.pops.close()
             await self.calls.close()
+            await self._responses.close()
             await self._hub.close()
             await self._native.close()
 
@@ -660,9 +681,24 @@ class _Front:
             await self._native.is_reachable(),
             await self._hub.is_reachable(),
         )
-        status = "ready" if is_native_reachable else "not_ready"
-        body = {"status": status, "native": is_native_reachable, "redis": is_redis_reachable}
+        body = {
+            "status": "ready" if is_native_reachable else "not_ready",
+            "native": is_native_reachable,
+            "redis": is_redis_reachable,
+            "store": await self._responses.is_store_reachable(),
+        }
         await send_json(send, 200 if is_native_reachable else 503, body, {})
+
+
+def _hand_call(
+    answer: Callable[[Scope, Receive, Send, OpenCall], Awaitable[None]],
+) -> Handler:
+    """A handler that also gets its call."""
+
+    async def handle(scope: Scope, receive: Receive, send: Send) -> None:
+        await answer(scope, receive, send, scope[CALL_KEY])
+
+    return handle
 
 
 def _describe(failure: FrontFailure, call: OpenCall) -> ErrorAnswer:

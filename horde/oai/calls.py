@@ -23,7 +23,7 @@ from horde.oai.bodies import BodyReader, ClientGone, IncomingBody, build_overloa
 from horde.oai.callers import build_caller, require_api_key
 from horde.oai.errors import ErrorAnswer, FrontFailure, NativeRefused, RequestRefused, WaitFailure
 from horde.oai.forms import FormName, FormRequest
-from horde.oai.native import Caller, NativeClient, NativeFamily, Submitted
+from horde.oai.native import CHAT, Caller, NativeClient, NativeFamily, Submitted
 from horde.oai.responses import send_json
 from horde.oai.signals import SignalHub
 from horde.oai.streaming import EventStream
@@ -133,12 +133,11 @@ class Calls:
         call.request_headers = headers
         try:
             api_key = require_api_key(headers)
-            with self._admit(call):
+            with self.admit(call):
                 # A byte now and then must not hold one of the places for ever.
                 deadline = call.accepted_at + self._config.completion_budget_seconds
                 request = await self.bodies.read(headers, incoming, deadline, service.parse)
-                peer = scope["client"][0] if scope.get("client") else None
-                caller = build_caller(api_key, headers, peer, self._config.trusted_proxies)
+                caller = self._build_caller(api_key, headers, scope)
                 self._note_request(call, request, incoming.size_bytes)
                 work = asyncio.create_task(service.serve(call, request, caller, send))
                 del request  # it may be large, and is dropped once it is submitted
@@ -149,9 +148,41 @@ class Calls:
                 await incoming.drain()
             raise
 
+    async def answer_bare(
+        self,
+        name: FormName,
+        call: OpenCall,
+        scope: Scope,
+        receive: Receive,
+        serve: Callable[[Caller], Coroutine[Any, Any, None]],
+    ) -> None:
+        """Serve a call of a form whose body says nothing. Raises as `answer` does."""
+        headers = Headers(scope=scope)
+        call.form, call.request_headers = name.value, headers
+        api_key = require_api_key(headers)
+        with self.admit(call):
+            call.deadline = call.accepted_at + self._config.stream_budget_seconds
+            caller = self._build_caller(api_key, headers, scope)
+            await self._serve_while_connected(call, asyncio.create_task(serve(caller)), receive)
+
+    def _build_caller(self, api_key: str, headers: Headers, scope: Scope) -> Caller:
+        peer = scope["client"][0] if scope.get("client") else None
+        return build_caller(api_key, headers, peer, self._config.trusted_proxies)
+
+    @property
+    def is_shutting_down(self) -> bool:
+        """Whether open calls are to end."""
+        return self._is_shutting_down
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another call would be let in."""
+        return len(self._open) < self._config.max_open_requests and not self._is_shutting_down
+
     @contextlib.contextmanager
-    def _admit(self, call: OpenCall) -> Iterator[None]:
-        if len(self._open) >= self._config.max_open_requests or self._is_shutting_down:
+    def admit(self, call: OpenCall, *, is_bounded: bool = True) -> Iterator[None]:
+        """Count a call as open. Raises RequestRefused for one too many, where they are bounded."""
+        if is_bounded and not self.has_room:
             raise build_overload("it has as many open requests as it takes")
         self._open.add(call)
         try:
@@ -221,7 +252,7 @@ class Calls:
 
         Raises FrontFailure.
         """
-        return await _finish_even_if_cancelled(
+        return await finish_even_if_cancelled(
             self._submit(call, body, caller, family, parse_reply, is_fail_fast=is_fail_fast)
         )
 
@@ -243,17 +274,38 @@ class Calls:
         call.headers.update(submitted.rate_limits)
         if submitted.request_id is None:
             return submitted, None
-        wait = RequestWait(
-            self._native,
+        wait = self.build_wait(
             caller,
             submitted.request_id,
-            WaitSettings.from_config(self._config, is_fail_fast=is_fail_fast),
             call.deadline,
+            parse_reply,
             family=family,
-            parse_reply=parse_reply,
+            is_fail_fast=is_fail_fast,
         )
         call.waits.append(wait)
         return submitted, wait
+
+    def build_wait[T](
+        self,
+        caller: Caller,
+        request_id: str,
+        deadline: float,
+        parse_reply: ParseReply[T],
+        *,
+        family: NativeFamily = CHAT,
+        is_fail_fast: bool = False,
+    ) -> RequestWait[T]:
+        """The wait for a native request that was queued, perhaps by another process."""
+        settings = WaitSettings.from_config(self._config, is_fail_fast=is_fail_fast)
+        return RequestWait(
+            self._native,
+            caller,
+            request_id,
+            settings,
+            deadline,
+            family=family,
+            parse_reply=parse_reply,
+        )
 
     @contextlib.asynccontextmanager
     async def waiting(self, call: OpenCall) -> AsyncIterator[None]:
@@ -313,7 +365,8 @@ async def _wait_until_gone(receive: Receive) -> None:
         pass
 
 
-async def _finish_even_if_cancelled[T](work: Coroutine[Any, Any, T]) -> T:
+async def finish_even_if_cancelled[T](work: Coroutine[Any, Any, T]) -> T:
+    """Let work end that must not be left half done, though nobody waits for it any more."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)

@@ -70,6 +70,7 @@ class ChatService[R: ChatFormRequest]:
             _name_model(call, only_model)
         answer = self._form.begin_answer(request, wait.request_id, call.created)
         async with self._calls.waiting(call):
+            await answer.begin()
             reply = await self._deliver(call, request, answer, wait, send)
         if reply is not None:
             self._calls.record_delivered(
@@ -107,6 +108,7 @@ class ChatService[R: ChatFormRequest]:
             if reply is None:
                 reply = await wait_for_reply(wait, subscription)
             _name_model(call, reply.model)
+            await answer.settle(reply, None)
             await self._calls.send_object(call, answer.render(reply), send)
             return reply
 

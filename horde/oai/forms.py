@@ -64,6 +64,14 @@ class ChatAnswer(ABC):
     It may hold what the stream has said so far.
     """
 
+    async def begin(self) -> None:  # noqa: B027  most have nothing to do
+        """Called once the horde took the request, before anything is waited for."""
+
+    async def settle(self, reply: CompletedReply, remainder: Remainder | None) -> None:  # noqa: B027
+        """Called with the reply before the last bytes are made. `remainder` is what a stream has
+        not sent yet, None where there is no stream.
+        """
+
     @abstractmethod
     def render(self, reply: CompletedReply) -> JsonObject:
         """The object of a call that does not stream."""

@@ -108,6 +108,11 @@ class Relay:
         self.has_sent = False  # the client has seen text
         self.has_restarted = False  # another attempt took over after that
 
+    def resume(self, *, reasoning: str, content: str) -> None:
+        """Take up a client that was sent these texts before, by another process."""
+        self._reasoning.text, self._content.text = reasoning, content
+        self.has_sent = self.has_restarted = bool(reasoning or content)
+
     def feed(self, entries: Iterable[ProgressEntry]) -> list[Delta]:
         """What to send for entries in the order of the stream; repeated ones count once. Raises
         RelayBroken.

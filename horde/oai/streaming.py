@@ -236,6 +236,7 @@ class _RelayedStream:
     async def finish(self, reply: CompletedReply) -> None:
         """Send what is missing of a reply, and the end. Raises RelayBroken."""
         remainder = self._text.finish(reply)
+        await self._answer.settle(reply, remainder)
         await self.events.write(self._answer.finish(reply, remainder), is_last=True)
         if remainder.content or remainder.reasoning:
             self.events.note_text()

@@ -230,3 +230,35 @@ def test_50_the_sdk_parses_a_typed_reply(stack: FrontStack) -> None:
         assert refused.status_code == 400
         stack.horde.reply(job["id"], '{"name": "blue"}')
         assert waiting.result(60).output_parsed == Colour(name="blue")
+
+
+LARK = {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"}
+
+
+def test_27_to_29_a_free_form_tool_is_called_with_raw_text(stack: FrontStack) -> None:
+    tools = [
+        {"type": "web_search"},
+        {"type": "custom", "name": "apply_patch", "description": "Patches.", "format": LARK},
+    ]
+    for arguments, text in (('{"input": "*** Begin"}', "*** Begin"), ('"*** End"', "*** End")):
+        response, payload = respond(
+            stack,
+            None,
+            pop=TOOLS_DECLARED,
+            reply={
+                "tool_calls": [build_call("apply_patch", arguments=arguments)],
+                "finish_reason": "tool_calls",
+            },
+            tools=tools,
+            horde={"conformance": "best_effort"},
+        )
+        (tool,) = payload["tools"]
+        assert tool["function"]["parameters"]["properties"] == {"input": {"type": "string"}}
+        assert response["x_horde"]["not_enforced"] == ["tools[0]", "tools[1].format"]
+        (item,) = response["output"]
+        assert (item["type"], item["name"], item["input"]) == (
+            "custom_tool_call",
+            "apply_patch",
+            text,
+        )
+        assert item["call_id"]

@@ -14,7 +14,7 @@ from horde.chat_contract import JsonObject
 from horde.oai.errors import ErrorAnswer
 from horde.oai.forms import ChatAnswer
 from horde.oai.mapping import CompletedReply, CompletionFacts, build_usage, build_x_horde
-from horde.oai.relay import Delta, Remainder
+from horde.oai.relay import Delta, DeltaKind, Remainder
 from horde.oai.responses_form.output import OutputWriter
 from horde.oai.responses_form.request import ResponsesRequest
 from horde.oai.responses_form.tools import ToolSet
@@ -23,6 +23,7 @@ from horde.oai.sse import KEEP_ALIVE, encode_named_event
 RESPONSE_ID_PREFIX: Final = "resp_"
 # Clients count events, not comments, before they take a stream for dead.
 LONGEST_SILENCE_SECONDS: Final = 60.0
+ENDS: Final = ("response.completed", "response.incomplete", "response.failed")
 _FAILED_CODES: Final[Mapping[str, str]] = MappingProxyType(
     dict.fromkeys(("no_worker_supports_features", "unbuildable_grammar"), "invalid_prompt")
 )
@@ -169,6 +170,7 @@ class ResponseAnswer(ChatAnswer):
     def __init__(self, facts: ResponseFacts, clock: Callable[[], float] = time.monotonic) -> None:
         self.facts = facts
         self.final: JsonObject | None = None
+        self.status = "queued" if facts.background else "in_progress"
         self._clock = clock
         self._events: list[JsonObject] = []
         self._writer = OutputWriter(facts.request_id, facts.tools, self._events.append)
@@ -177,36 +179,73 @@ class ResponseAnswer(ChatAnswer):
 
     def render(self, reply: CompletedReply) -> JsonObject:
         """The object of a call that does not stream."""
-        reasoning = reply.reasoning if self.facts.include_reasoning else None
-        self._complete(reply, Remainder(reasoning or "", reply.content or ""))
-        assert self.final is not None
-        return self.final
+        return self.final or self.complete(reply, None)
 
     def open(self) -> bytes:
         """The events before any text."""
+        self._open()
         return self._write()
 
     def fill_silence(self) -> bytes:
         """A comment, or after long silence an event that clients count."""
         if self._clock() - self._spoke_at < LONGEST_SILENCE_SECONDS:
             return KEEP_ALIVE
-        self._events.append(self._build_lifecycle("response.in_progress"))
+        self._add_lifecycle()
         return self._write()
+
+    def note_running(self) -> bytes:
+        """A worker has the job; nothing when that is known, or the response has ended."""
+        if self.final is not None:
+            return b""
+        self._open()
+        self._note_running()
+        return self._write() if self._events else b""
 
     def write_deltas(self, deltas: Sequence[Delta]) -> bytes:
         """Events of text that was relayed."""
+        self._open()
+        self._note_running()
         for delta in deltas:
             self._writer.add_delta(delta)
         return self._write()
 
     def finish(self, reply: CompletedReply, remainder: Remainder) -> bytes:
         """What is missing of the items, and the object."""
-        final = self._complete(reply, remainder)
+        final = self.final or self.complete(reply, remainder)
         self._events.append({"type": f"response.{final['status']}", "response": final})
         return self._write()
 
+    def cancel(self, reply: CompletedReply | None) -> bytes:
+        """The last events of a response that somebody cancelled; `reply` is what came meanwhile,
+        shown unless other text was told already.
+        """
+        self._open()
+        if reply is not None and not self._writer.list_items(""):
+            self.final = self.complete(reply, None) | {
+                "status": "cancelled",
+                "completed_at": None,
+                "incomplete_details": None,
+            }
+        else:
+            items = self._writer.list_incomplete()
+            self.final = build_response(self.facts, "cancelled", items)
+        self._events.append({"type": "response.failed", "response": self.final})
+        return self._write()
+
+    def restore(self, events: Sequence[JsonObject]) -> None:
+        """Go on behind these events, which another process wrote."""
+        self._next_number = len(events)
+        if any(event["type"] == "response.in_progress" for event in events):
+            self.status = "in_progress"
+        self._writer.restore(events)
+
+    def get_text(self, kind: DeltaKind) -> str:
+        """What was told of the reasoning or the content."""
+        return self._writer.get_text(kind)
+
     def fail(self, error: ErrorAnswer) -> bytes:
         """The object with what there is of the output. Its items are not closed."""
+        self._open()
         self.final = build_failed_response(self.facts, error, self._writer.list_incomplete())
         self._events.append({"type": "response.failed", "response": self.final})
         return self._write()
@@ -215,22 +254,37 @@ class ResponseAnswer(ChatAnswer):
         """Say that the response is not stored after all."""
         self.facts = replace(self.facts, store=False)
 
-    def _complete(self, reply: CompletedReply, remainder: Remainder) -> JsonObject:
+    def complete(self, reply: CompletedReply, remainder: Remainder | None) -> JsonObject:
+        """The object of a reply; None for what remains is all of it."""
+        if remainder is None:
+            reasoning = reply.reasoning if self.facts.include_reasoning else None
+            remainder = Remainder(reasoning or "", reply.content or "")
+        self._open()
+        self._note_running()
         self._writer.finish(reply, remainder.reasoning, remainder.content)
         items = self._writer.list_items("completed")
         self.final = build_final_response(self.facts, reply, items, time.time())
         return self.final
 
-    def _build_lifecycle(self, kind: str) -> JsonObject:
-        response = build_response(self.facts, "in_progress", self._writer.list_items("in_progress"))
-        return {"type": kind, "response": response}
+    def _open(self) -> None:
+        """Begin with the events that open every stream."""
+        if self._next_number == 0 and not self._events:
+            bare = build_response(self.facts, self.status)
+            kinds = ("response.created", f"response.{self.status}")
+            self._events += [{"type": kind, "response": bare} for kind in kinds]
+
+    def _note_running(self) -> None:
+        if self.status == "queued":
+            self.status = "in_progress"
+            self._add_lifecycle()
+
+    def _add_lifecycle(self) -> None:
+        """Say once more where the response stands."""
+        response = build_response(self.facts, self.status, self._writer.list_items("in_progress"))
+        self._events.append({"type": f"response.{self.status}", "response": response})
 
     def _write(self) -> bytes:
-        """The events so far, behind those that open every stream."""
-        if self._next_number == 0:
-            bare = build_response(self.facts, "in_progress")
-            kinds = ("response.created", "response.in_progress")
-            self._events[:0] = [{"type": kind, "response": bare} for kind in kinds]
+        """The bytes of the events so far."""
         written = b"".join(self._number(self._events))
         self._events.clear()
         self._spoke_at = self._clock()

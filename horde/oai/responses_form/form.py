@@ -2,7 +2,7 @@
 """Responses as a form of the front. Source: docs/reference/front_responses.md."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 from uuid import uuid4
 
 from horde.chat_contract import JsonObject
@@ -16,7 +16,13 @@ from horde.oai.responses_form.answer import (
     build_response,
     build_response_usage,
 )
+from horde.oai.responses_form.history import find_history
+from horde.oai.responses_form.records import Record, build_owner, write_json
 from horde.oai.responses_form.request import ResponsesRequest
+from horde.oai.responses_form.store import ResponseStore, StoreUnavailable
+from horde.oai.responses_form.stored_answer import StoredAnswer
+
+ANONYMOUS_KEY: Final = "0000000000"
 
 
 class ResponsesForm(ChatForm[ResponsesRequest]):
@@ -24,24 +30,57 @@ class ResponsesForm(ChatForm[ResponsesRequest]):
 
     name: ClassVar[FormName] = FormName.RESPONSES
 
-    def __init__(self, default_max_tokens: int) -> None:
-        self._default_max_tokens = default_max_tokens
+    def __init__(
+        self, default_max_tokens: int, store: ResponseStore | None, budget_seconds: float
+    ) -> None:
+        self._default_max_tokens, self._store = default_max_tokens, store
+        self._budget_seconds = budget_seconds
 
     def parse(self, body: object) -> ResponsesRequest:
         """Read a body."""
         return ResponsesRequest.parse(body, self._default_max_tokens)
 
     async def prepare(self, request: ResponsesRequest, caller: Caller) -> None:
-        """Refuse what has to be stored or looked up, since nothing is stored."""
+        """Look up what came before, and whether the response can be stored."""
         param = request.find_storage_param()
-        if param is not None:
-            raise build_store_unavailable(param)
+        if param is None:
+            return
+        if request.store and caller.api_key == ANONYMOUS_KEY:
+            message = "Nothing is stored for the anonymous key, which is everybody's."
+            raise RequestRefused("key_not_allowed", message, param, status=403)
+        if self._store is None:
+            raise build_unavailable(param)
+        request.owner = build_owner(self._store.secret, caller.api_key or "")
+        try:
+            if request.needs_items:
+                items = await find_history(request, request.owner, self._store)
+                request.converse(items)
+            if request.store:
+                await self._check_storable(request)
+        except StoreUnavailable:
+            raise build_unavailable(param) from None
+
+    async def _check_storable(self, request: ResponsesRequest) -> None:
+        assert self._store is not None
+        size = len(write_json([request.stored_items, request.echo]))
+        if size > self._store.max_bytes:
+            message = f"A stored response may take {self._store.max_bytes} bytes, images included."
+            raise RequestRefused("request_too_large", message, "store", status=413)
+        await self._store.check()
 
     def begin_answer(
         self, request: ResponsesRequest, request_id: str, created: int
     ) -> ResponseAnswer:
         """The response of a request that the horde took."""
-        return ResponseAnswer(ResponseFacts.of(request, request_id, created))
+        facts = ResponseFacts.of(request, request_id, created)
+        answer = ResponseAnswer(facts)
+        if request.store and self._store is not None:
+            waiting = build_response(facts, "in_progress")
+            deadline = created + self._budget_seconds
+            record = Record.of(request, facts, waiting, request.owner, deadline)
+            answer = StoredAnswer(facts, self._store, record)
+        request.answer = answer
+        return answer
 
     def render_quote(
         self, request: ResponsesRequest, quote: Mapping[str, Any], created: int
@@ -59,7 +98,7 @@ class ResponsesForm(ChatForm[ResponsesRequest]):
         )
 
 
-def build_store_unavailable(param: str | None) -> RequestRefused:
+def build_unavailable(param: str | None) -> RequestRefused:
     """503 of what needs the store of responses while it cannot be reached."""
     message = "Responses cannot be stored or looked up now. Send the whole conversation as 'input'."
     return RequestRefused(

@@ -264,6 +264,8 @@ def _check_part_members(part: JsonObject, path: str, *known: str) -> None:
 
 
 def _check_members(item: JsonObject, path: str, *known: str) -> None:
+    if "id" in item:
+        _require_string(item, "id", path)
     for key, value in item.items():
         if key in known or key in _DROPPED or key in ("parsed", "parsed_arguments"):
             continue

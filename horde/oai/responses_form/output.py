@@ -6,7 +6,7 @@ made of what is here, so that they agree. Source: docs/reference/front_responses
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from horde.chat_contract import JsonObject
@@ -62,6 +62,36 @@ class OutputWriter:
         self._close_text(is_cut=is_cut and not reply.tool_calls)
         for number, call in enumerate(reply.tool_calls, start=1):
             self._add_call(call, is_cut=is_cut and number == len(reply.tool_calls))
+
+    def restore(self, events: Sequence[JsonObject]) -> None:
+        """Take up what these events told. Calls come with the end, so there are none in them."""
+        for event in events:
+            kind = event["type"]
+            if kind == "response.output_item.done":
+                self.items.append(event["item"])
+                self._open, self._is_reasoning_over = None, True
+            elif kind == "response.output_item.added":
+                item_kind = (
+                    DeltaKind.REASONING
+                    if event["item"]["type"] == "reasoning"
+                    else DeltaKind.CONTENT
+                )
+                self._open = _OpenText(item_kind, self._request_id, event["output_index"])
+                self._is_reasoning_over = item_kind is DeltaKind.CONTENT
+            elif kind.endswith("_text.delta") and self._open is not None:
+                self._open.texts.append(event["delta"])
+
+    def get_text(self, kind: DeltaKind) -> str:
+        """All text of a kind."""
+        if self._open is not None and self._open.kind is kind:
+            return self._open.text
+        part = _PART_TYPES[kind]
+        return "".join(
+            entry["text"]
+            for item in self.items
+            for entry in item.get("content", ())
+            if entry["type"] == part
+        )
 
     def list_items(self, status: str) -> list[JsonObject]:
         """All items so far, the open one with this status."""

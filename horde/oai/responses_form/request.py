@@ -23,6 +23,7 @@ from horde.chat_contract import (
 )
 from horde.oai._messages import parse_messages
 from horde.oai.errors import RequestRefused, build_contract_refusal, locate_names, shorten_param
+from horde.oai.forms import ChatAnswer
 from horde.oai.responses_form.conversation import build_conversation
 from horde.oai.responses_form.items import Input, Item, ReferenceItem
 from horde.oai.responses_form.schema import TRUNCATIONS, read_body
@@ -67,6 +68,10 @@ class ResponsesRequest:
     background: bool
     estimated_prompt_tokens: int = 0
     message_paths: tuple[str, ...] = field(default=())
+    stored_items: list[JsonObject] = field(default_factory=list)  # references replaced
+    links: tuple[str, ...] = ()  # native ids of the responses before it
+    owner: str = ""  # of what is stored
+    answer: ChatAnswer | None = None  # once the horde took it
 
     @property
     def include_reasoning(self) -> bool:
@@ -115,6 +120,7 @@ class ResponsesRequest:
             store=background or read.get("store", False),
             background=background,
         )
+        request.stored_items = request.input.raw
         _check_combinations(read, request)
         request.check_specification()
         if not request.needs_items:
