@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+import psycopg2
+
 from benchmarks._bodies import build_pop, build_text_request
 from benchmarks._counters import read_tree_cpu
 from benchmarks._front import read_memory_kib, running_front
@@ -136,6 +138,7 @@ async def measure(
             part = workers[start : start + OPENED_AT_ONCE]
             tasks += [asyncio.create_task(worker.run(got)) for worker in part]
             await asyncio.sleep(OPENED_AT_ONCE * 0.02)
+        await asyncio.to_thread(await_workers, url, count)
     await asyncio.to_thread(season_workers, url)
     await asyncio.sleep(1)
     worker_kib = (read_memory_kib(front_id) - memory_before) / count
@@ -170,6 +173,18 @@ async def measure(
         accepted_ms=pick(accepted),
         sent_ms=pick(sent),
     )
+
+
+def await_workers(database_url: str, count: int) -> None:
+    """Return once each worker's first pop was answered, or is about to be."""
+    with contextlib.closing(psycopg2.connect(database_url)) as connection:
+        connection.autocommit = True
+        with connection.cursor() as cursor:
+            while True:
+                cursor.execute("SELECT count(*) FROM workers")
+                if cursor.fetchone() == (count,):
+                    return
+                time.sleep(0.2)
 
 
 def request(client: Connection, tag: str) -> tuple[float, float]:

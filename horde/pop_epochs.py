@@ -24,6 +24,7 @@ EPOCHS_KEY: Final = "horde:pop:epochs"
 MODEL_GROUPS: Final = 1024
 
 EVERYTHING: Final = "everything"  # switches of the horde, messages to workers
+WORKERS: Final = "workers"  # whatever changes who may serve what
 ACCOUNTS: Final = "accounts"
 ANY_MODEL: Final = "any model"
 _LIFE: Final = "life"  # of this content of the server: missing after a loss
@@ -80,28 +81,25 @@ def move_marks(names: Iterable[str], *, message: tuple[str, str] | None = None) 
     return True
 
 
-def read_marks(names: Sequence[str], counter_key: str) -> tuple[str, ...] | None:
-    """The marks of these names, with a counter that moves with the workers; None when they say
-    nothing: Redis is away, was emptied, or marks of this process have to be moved first.
+def read_marks(names: Sequence[str]) -> tuple[str, ...] | None:
+    """The marks of these names; None when they say nothing: Redis is away, was emptied, or marks of
+    this process have to be moved first.
     """
     debts = _debts.get()
     if debts.names and not move_marks(()):
         return None
 
-    def work(client: Redis) -> list[Any]:
-        with client.pipeline(transaction=False) as steps:
-            steps.hmget(EPOCHS_KEY, [_LIFE, *names])
-            steps.get(counter_key)
-            return steps.execute()
+    def work(client: Redis) -> Any:
+        return client.hmget(EPOCHS_KEY, [_LIFE, *names])
 
     try:
-        marks, counter = redis_ctrl.call(redis_ctrl.cache_db, work)
+        marks = redis_ctrl.call(redis_ctrl.cache_db, work)
         if marks[0] is None:
             _begin_life()
             return None
     except RedisUnavailable:
         return None
-    return tuple(str(mark) for mark in (*marks, counter))
+    return tuple(str(mark) for mark in marks)
 
 
 def _begin_life() -> None:

@@ -16,7 +16,6 @@ from datetime import datetime
 from typing import Any
 
 from horde import model_reference, pop_epochs, r2
-from horde.database.functions import WORKERS_EPOCH_KEY
 from horde.database.users import Caller, get_account_generation
 from horde.runtime import Part
 
@@ -64,11 +63,14 @@ def begin_look(api_key: str, address: str, body: Mapping[str, object], models: l
     key = hashlib.blake2b(text.encode(), digest_size=16).digest()
     chat_model = body.get("model_id")
     named = {*models, chat_model} if isinstance(chat_model, str) else set(models)
-    names = [pop_epochs.EVERYTHING, pop_epochs.ACCOUNTS, pop_epochs.ANY_MODEL]
+    names = [
+        *(pop_epochs.EVERYTHING, pop_epochs.ACCOUNTS, pop_epochs.WORKERS),
+        pop_epochs.ANY_MODEL,
+    ]
     names += sorted({pop_epochs.build_model_mark(model) for model in named})
     # Before the marks: what this process hears of an account afterwards moves it.
     own = (get_account_generation(), model_reference.get_version(), r2.is_left_alone())
-    marks = pop_epochs.read_marks(names, WORKERS_EPOCH_KEY)
+    marks = pop_epochs.read_marks(names)
     return Look(key, None if marks is None else (*own, *marks))
 
 

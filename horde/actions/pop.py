@@ -63,6 +63,7 @@ from horde.database.text_functions import (
     show_request_to_paused,
 )
 from horde.database.text_jobs import AssignedJobs, assign_jobs
+from horde.database.text_queue import get_queue_snapshot
 from horde.database.users import Caller, build_lease_key_of, find_caller
 from horde.database.workers import take_workers_offline
 from horde.db import RowsLocked, after_commit, reading, run_transaction
@@ -160,7 +161,7 @@ def pop_text_jobs(pop: Pop) -> PoppedJobs:
         return PoppedJobs()
     popping, queue = check_in(pop, caller, priority_user_ids, is_raid=is_raid)
 
-    popped = PoppedJobs(skipped=queue.skipped)
+    popped = PoppedJobs()
     if queue.classes:
         popped = take_jobs(pop, popping, queue)
     if popped.jobs is None and popping.worker.maintenance:
@@ -168,6 +169,10 @@ def pop_text_jobs(pop: Pop) -> PoppedJobs:
     popped = load_stored_input(popped, pop.now)
     report_assignment(popping.worker, popped, caller)
     popped = replace(popped, messages=popping.messages, is_work_left=queue.is_work_left)
+    if popped.jobs is None and not queue.is_empty:
+        with reading() as session:
+            counts = get_queue_snapshot(session).class_counts
+        popped = replace(popped, skipped=queue.count_skipped(counts))
     if look.marks is not None and popped.jobs is None and popped.is_settled and queue.is_fresh:
         known = KnownIdle(
             marks=look.marks,
@@ -419,7 +424,7 @@ def take_jobs(pop: Pop, popping: PoppingWorker, queue: ServableQueue) -> PoppedJ
     try:
         taken = run_transaction(wait_and_take)
     except RowsLocked:
-        taken = PoppedJobs(skipped=queue.skipped)
+        taken = PoppedJobs()
     return replace(taken, is_settled=False)
 
 
@@ -442,7 +447,7 @@ def write_jobs(
             session, queue, worker, wanted=pop.body.amount, now=pop.now
         )
     if claimed is None:
-        return PoppedJobs(skipped=queue.skipped)
+        return PoppedJobs()
     owner = LeaseOwner(build_lease_key_of(pop.api_key), popping.caller.is_trusted)
     jobs = assign_jobs(
         session, claimed, worker, popping.models, pop.now, owner=owner, is_fake=is_fake
@@ -456,7 +461,6 @@ def write_jobs(
         is_chat=request.is_chat,
         request=request,
         transport=request.select_transport(worker),
-        skipped=queue.skipped,
     )
 
 

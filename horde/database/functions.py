@@ -31,6 +31,7 @@ from horde.database.worker_messages import build_active_messages, show_active_me
 from horde.db import table_of
 from horde.hot_session import keep
 from horde.model_reference import get_text_model_multiplier
+from horde.pop_epochs import WORKERS, move_marks
 from horde.redis_ctrl import get_counter, increment_counter
 
 TEXT_WORKER_TYPE = "text_worker"
@@ -118,6 +119,7 @@ def note_text_workers_changed() -> None:
     if get_counter(WORKERS_EPOCH_KEY) is None:
         _verdicts.forget()
     increment_counter(WORKERS_EPOCH_KEY)
+    move_marks([WORKERS])
 
 
 def _build_list_online_workers() -> Select[Any]:

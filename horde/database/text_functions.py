@@ -4,8 +4,8 @@
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -48,7 +48,7 @@ from horde.classes.base.waiting_prompt import (
     WPTrickedWorkers,
 )
 from horde.classes.base.worker import WORKER_ONLINE_SECONDS
-from horde.classes.kobold.queue_class import least_facts_of_class
+from horde.classes.kobold.class_index import ClassIndex
 from horde.classes.kobold.waiting_prompt import TextWaitingPrompt, select_as_sent
 from horde.classes.kobold.worker import (
     REPORTED_SKIP_REASONS,
@@ -60,12 +60,14 @@ from horde.classes.kobold.worker import (
 )
 from horde.db import after_commit, table_of
 from horde.hot_session import keep
+from horde.runtime import Part
 from horde.text_work import TextWork, publish_text_work
 
 CONTESTED_WAIT_MILLISECONDS = 1000  # a claim or a reply holds a row for some milliseconds
 CANDIDATES_PER_CLASS = 20  # enough that workers popping at once each find an unlocked row
-MAX_CACHED_CLASSES = 10_000
+MAX_CACHED_CLASSES = 20_000
 MANY_CLASSES = 200
+MAX_BELIEVED_SECONDS = 1.0
 TEXT_FAMILY = "text"
 # JSONB containment: messages of which one has such a part.
 AN_IMAGE_PART = [{"content": [{"type": "image_url"}]}]
@@ -112,7 +114,9 @@ class ServableQueue:
     lease_capacity: float  # tokens of a chat job that the worker finishes in time
     only_user_id: int | None  # a worker in maintenance serves its owner alone
     priority_user_ids: tuple[int, ...]
-    skipped: dict[str, int] = field(default_factory=dict)
+    # Requests kept from the worker, by reason, given the requests of each class.
+    count_skipped: Callable[[Mapping[int, int]], dict[str, int]]
+    is_empty: bool  # nothing waits for anybody
     # Whether anything waits for its models, be it kept from the worker or not.
     is_work_left: bool = False
     # Whether the list of classes was read for it, and is not one that was believed for a while.
@@ -194,29 +198,41 @@ class _ClassList:
     """
 
     def __init__(self) -> None:
-        self.classes: list[int] = []
+        # Together, since threads replace them.
+        self.latest: tuple[list[int], ClassIndex] = [], ClassIndex({})
         self.believed_until = float("-inf")
 
-    def remember(self, classes: list[int], seconds_to_read: float) -> None:
-        if len(classes) >= MANY_CLASSES:
-            self.classes = classes
-            # So that reading takes a tenth of the time at most.
-            self.believed_until = time.monotonic() + 10 * seconds_to_read
+    def believe(self, seconds_to_read: float) -> None:
+        if len(self.latest[0]) >= MANY_CLASSES:
+            # So that reading takes a tenth of the time at most; on a machine with too much to do it
+            # takes long, and no job shall wait for that.
+            seconds = min(10 * seconds_to_read, MAX_BELIEVED_SECONDS)
+            self.believed_until = time.monotonic() + seconds
 
 
-_class_list = _ClassList()
+_class_list: Part[_ClassList] = Part(_ClassList)
 
 
-def list_queue_classes(session: Session) -> tuple[list[int], bool]:
-    """Every class with a waiting request, and whether they were read just now; its cost grows with
-    the classes, not with the requests.
+def get_class_index(session: Session) -> tuple[ClassIndex, bool]:
+    """Every class with a waiting request, and whether they were read just now.
+
+    Reading grows with the classes, not with the requests, and the index is made anew only when they
+    changed.
     """
+    held = _class_list.get()
     started = time.monotonic()
-    if started < _class_list.believed_until:
-        return _class_list.classes, False
+    if started < held.believed_until:
+        return held.latest[1], False
     classes = list(session.execute(_SCAN_CLASSES).scalars())
-    _class_list.remember(classes, time.monotonic() - started)
-    return classes, True
+    seconds_to_read = time.monotonic() - started
+    known, index = held.latest
+    if classes != known:
+        facts = get_queue_class_facts(session, classes)
+        index = ClassIndex(facts, index)
+        # One whose last request went meanwhile has no facts, and may come back.
+        held.latest = (classes if len(facts) == len(classes) else [], index)
+    held.believe(seconds_to_read)
+    return index, True
 
 
 def get_queue_class_facts(
@@ -365,43 +381,49 @@ def get_sorted_text_wp_filtered_to_worker(
     queue order.
     """
     only_user_id = worker.user_id if worker.maintenance or worker.paused else None
-    servable: list[ServableClass] = []
-    skipped: Counter[SkipReason] = Counter()
-    is_work_left = False
-    classes, is_fresh = list_queue_classes(session)
-    for queue_class, facts in get_queue_class_facts(session, classes).items():
-        judged = least_facts_of_class(facts)
+
+    def judge(least: TextRequestFacts) -> SkipReason | None:
         if only_user_id is not None:
             # Whose it is, the claim compares row by row.
-            judged = replace(judged, user_id=only_user_id)
+            least = replace(least, user_id=only_user_id)
         refusal = worker.can_generate_with_eligibility_inputs(
-            judged, chat_inputs if facts.is_chat else inputs
+            least, chat_inputs if least.is_chat else inputs
         )
-        is_work_left = is_work_left or _names_a_model(facts, worker, inputs.models)
-        if refusal is None:
-            servable.append(_build_servable_class(queue_class, facts, worker))
-        else:
-            skipped[refusal.reason] += 1
-    return ServableQueue(
-        classes=tuple(servable),
-        lease_capacity=get_text_worker_lease_capacity(worker.gate_speed),
-        only_user_id=only_user_id,
-        priority_user_ids=(worker.user_id, *priority_user_ids),
-        skipped={
+        return None if refusal is None else refusal.reason
+
+    index, is_fresh = get_class_index(session)
+    own = index.list_for(inputs.models, worker.chat_model_id if worker.accepts_chat_jobs else None)
+    verdicts = [(indexed, judge(indexed.least)) for indexed in own]
+
+    def count_skipped(counts: Mapping[int, int]) -> dict[str, int]:
+        skipped: Counter[SkipReason] = Counter()
+        for indexed, reason in verdicts:
+            if reason is not None:
+                skipped[reason] += counts.get(indexed.number, 1)
+        for kind, count in index.count_others(own, counts).items():
+            reason = judge(kind)
+            if reason is not None:
+                skipped[reason] += count
+        return {
             reason.value: count
             for reason, count in skipped.items()
             if reason in REPORTED_SKIP_REASONS
-        },
-        is_work_left=is_work_left,
+        }
+
+    return ServableQueue(
+        classes=tuple(
+            _build_servable_class(indexed.number, indexed.facts, worker)
+            for indexed, reason in verdicts
+            if reason is None
+        ),
+        lease_capacity=get_text_worker_lease_capacity(worker.gate_speed),
+        only_user_id=only_user_id,
+        priority_user_ids=(worker.user_id, *priority_user_ids),
+        count_skipped=count_skipped,
+        is_empty=index.is_empty,
+        is_work_left=bool(own),
         is_fresh=is_fresh,
     )
-
-
-def _names_a_model(facts: TextRequestFacts, worker: TextWorker, models: Collection[str]) -> bool:
-    """Whether the requests of a class are for a model that the worker offers."""
-    if facts.is_chat:
-        return worker.accepts_chat_jobs and worker.chat_model_id in facts.models
-    return not facts.models or not set(models).isdisjoint(facts.models)
 
 
 def _build_servable_class(

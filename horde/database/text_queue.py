@@ -6,6 +6,7 @@ never the table.
 import threading
 import time
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,6 +63,7 @@ class QueueSnapshot:
 
     places: dict[str, int]  # request id to place, from 0
     groups: tuple[QueueGroup, ...]
+    class_counts: dict[int, int]  # requests of each class
 
     def get_position(self, wp_id: UUID) -> int:
         """Place in the queue from 1; 0 when the request is not waiting."""
@@ -89,7 +91,10 @@ def build_queue_snapshot(rows: Iterable[QueueRow]) -> QueueSnapshot:
         if key not in groups:
             groups[key] = QueueGroup(queue_class or 0, max_length, max_context_length)
         groups[key].add(place, jobs)
-    return QueueSnapshot(places=places, groups=tuple(groups.values()))
+    counts: Counter[int] = Counter()
+    for group in groups.values():
+        counts[group.queue_class] += len(group.places)
+    return QueueSnapshot(places=places, groups=tuple(groups.values()), class_counts=dict(counts))
 
 
 waiting = table_of(TextWaitingPrompt).c

@@ -2,6 +2,7 @@
 """What `POST /generate/text/pop` asks of a worker, writes of it, and hands it."""
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -19,7 +20,7 @@ from horde.classes.base.worker import DEFAULT_MAINTENANCE_MESSAGE, Worker, Worke
 from horde.classes.kobold.pricing import compute_uptime_reward
 from horde.classes.kobold.processing_generation import TextProcessingGeneration
 from horde.classes.kobold.worker import TextWorker
-from horde.database import addresses
+from horde.database import addresses, text_queue
 from horde.db import transaction
 from horde.model_reference import get_text_model_multiplier
 from horde.shown_text import is_profane
@@ -567,6 +568,59 @@ def test_a_request_the_worker_cannot_serve_is_skipped_and_said(
     answer = horde.take(key, **worker)
     assert (answer["id"], answer["skipped"]) == (None, skipped)
     assert get_request(request_id).n == 1
+
+
+def test_skipped_counts_requests_and_not_kinds_of_them(horde: TextHorde) -> None:
+    for _ in range(3):
+        horde.queue(models=[SMALL])
+    for _ in range(2):
+        horde.queue(trusted_workers=True)
+    horde.queue(models=["another/model"])
+    text_queue.forget_queue_snapshot()
+    redis_ctrl.delete(text_queue.QUEUE_KEY)
+    _, key = make_user()
+    assert horde.take(key)["skipped"] == {"models": 4, "untrusted": 2}
+
+
+def test_ten_thousand_classes_of_other_models_are_judged_as_one(
+    horde: TextHorde, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    horde.take(key)
+    request_id = horde.queue(models=[SMALL])
+    copies = text("""
+        INSERT INTO waiting_prompts
+        SELECT (jsonb_populate_record(original, jsonb_build_object(
+            'id', gen_random_uuid(), 'queue_class', original.queue_class + number,
+            'user_id', :stranger))).*
+        FROM waiting_prompts AS original, generate_series(1, 999) AS number
+        WHERE original.id = :id
+        """)
+    with transaction() as session:
+        session.execute(copies, {"id": request_id, "stranger": make_user()[0]})
+        session.execute(
+            text(
+                "INSERT INTO wp_models (wp_id, model) SELECT id, :model FROM waiting_prompts"
+                " WHERE id NOT IN (SELECT wp_id FROM wp_models)"
+            ),
+            {"model": SMALL},
+        )
+    judged = []
+    judge = TextWorker.can_generate_with_eligibility_inputs
+
+    def count(worker: TextWorker, *arguments: Any) -> Any:
+        judged.append(worker)
+        return judge(worker, *arguments)
+
+    monkeypatch.setattr(TextWorker, "can_generate_with_eligibility_inputs", count)
+    text_queue.forget_queue_snapshot()
+    redis_ctrl.delete(text_queue.QUEUE_KEY)
+    assert horde.take(key)["skipped"] == {"models": 1000}
+    assert len(judged) == 1
+    horde.queue()
+    monkeypatch.undo()
+    deadline = time.monotonic() + 30  # many classes are believed for a while
+    while horde.take(key)["id"] is None:
+        assert time.monotonic() < deadline
 
 
 @pytest.mark.parametrize("agent", [
