@@ -416,7 +416,7 @@ class Front:
             "front",
             command,
             self.stack.state / "logs" / "front.log",
-            self.environment,
+            {"HORDE_URL": self.stack.api_url.removesuffix("/api"), **self.environment},
             self.stack.state,
             port=self.stack.front_port,
         )

@@ -545,7 +545,10 @@ def create_front_app(config: FrontConfig, hub: SignalHub | None = None) -> Starl
         Route("/v1/models/{model:path}", Methods(GET=front.answer_model)),
         Route("/health", Methods(GET=front.answer_health)),
         Route("/health/ready", Methods(GET=front.answer_readiness)),
-        *(Route(path, Methods(GET=handler)) for path, handler in build_page_handlers().items()),
+        *(
+            Route(path, Methods(GET=handler))
+            for path, handler in build_page_handlers(config).items()
+        ),
     ]
     app = Starlette(
         routes=routes,

@@ -31,6 +31,9 @@ from horde.oai.waiting import ParseReply, RequestWait, WaitSettings
 
 # A client that takes nothing of its answer for so long gives up its place.
 SEND_SECONDS: Final = 60.0
+# A client that sends it with the value `comments` is told in its stream how its request waits.
+WAIT_HEADER: Final = "x-horde-wait"
+WAIT_SECONDS: Final = 3.0  # between two of these comments
 
 type Describe = Callable[[FrontFailure, "OpenCall"], ErrorAnswer]
 
@@ -282,6 +285,8 @@ class Calls:
             family=family,
             is_fail_fast=is_fail_fast,
         )
+        kudos = submitted.body.get("kudos")
+        wait.kudos = kudos if isinstance(kudos, int | float) else None
         call.waits.append(wait)
         return submitted, wait
 
@@ -328,15 +333,20 @@ class Calls:
         self, call: OpenCall, send: Send, silence_seconds: float | None = None
     ) -> EventStream:
         """The stream of a call, whose headers go out with its first bytes. `silence_seconds` is how
-        long nothing may be sent, unless the front's setting counts.
+        long nothing may be sent, unless the front's setting counts. A stream that tells how its
+        request waits opens at once.
         """
         call.phase = "stream"
+        tells_wait = call.request_headers.get(WAIT_HEADER, "").strip().lower() == "comments"
+        patience = 0.0 if tells_wait else self._config.stream_open_seconds
+        silence_seconds = silence_seconds or self._config.keepalive_seconds
         return EventStream(
             send,
             form=call.form,
             accepted_at=call.accepted_at,
-            open_at=call.accepted_at + self._config.stream_open_seconds,
-            keepalive_seconds=silence_seconds or self._config.keepalive_seconds,
+            open_at=call.accepted_at + patience,
+            keepalive_seconds=min(silence_seconds, WAIT_SECONDS) if tells_wait else silence_seconds,
+            tells_wait=tells_wait,
             headers=call.headers,
         )
 

@@ -55,6 +55,11 @@ def encode_named_event(body: Mapping[str, Any]) -> bytes:
     return b"event: %b\n%b" % (body["type"].encode(), encode_event(body))
 
 
+def encode_wait_comment(wait: Mapping[str, Any]) -> bytes:
+    """A comment for whoever asked how a request waits; everybody else's parser skips it."""
+    return b": waiting %b\n\n" % _ENCODER.encode(wait).encode()
+
+
 def encode_events(bodies: Iterable[Mapping[str, Any]]) -> bytes:
     """Events one behind the other."""
     return b"".join(encode_event(body) for body in bodies)

@@ -18,7 +18,7 @@ from horde.oai.forms import ChatAnswer
 from horde.oai.mapping import CompletedReply
 from horde.oai.relay import Relay, RelayBroken
 from horde.oai.signals import ProgressEntry, Subscription
-from horde.oai.sse import STREAM_HEADERS
+from horde.oai.sse import STREAM_HEADERS, encode_wait_comment
 from horde.oai.waiting import RequestWait, wait_for_reply
 
 # Past the budget, for the native cancel and the last events; a client that has not read them by
@@ -42,6 +42,7 @@ class EventStream:
     """An answer that goes out piece by piece: when it opens, and how long it has been silent.
 
     Moments are monotonic. `open_at` is when the stream opens though there is nothing to send yet.
+    With `tells_wait` the comments that fill a silence say how the request waits.
     """
 
     def __init__(
@@ -52,9 +53,10 @@ class EventStream:
         accepted_at: float,
         open_at: float,
         keepalive_seconds: float,
+        tells_wait: bool = False,
         headers: Mapping[str, str],
     ) -> None:
-        self.form, self.is_open = form, False
+        self.form, self.is_open, self.tells_wait = form, False, tells_wait
         self._send, self._headers, self._keepalive_seconds = send, headers, keepalive_seconds
         self._accepted_at = accepted_at
         self._has_text = False
@@ -159,7 +161,7 @@ async def stream_reply(
 
     `first_reply` is the reply when it was there already.
     """
-    relayed = _RelayedStream(stream, answer, text)
+    relayed = _RelayedStream(stream, answer, text, wait)
 
     async def deliver() -> tuple[CompletedReply, StreamOutcome]:
         reply = await _relay(relayed, wait, subscription, first_reply)
@@ -220,8 +222,14 @@ async def _end(waiting: asyncio.Task[CompletedReply] | None) -> None:
 class _RelayedStream:
     """A stream, the words of its form, and what of the text the client has seen."""
 
-    def __init__(self, events: EventStream, answer: ChatAnswer, text: Relay) -> None:
-        self.events, self._answer, self._text = events, answer, text
+    def __init__(
+        self,
+        events: EventStream,
+        answer: ChatAnswer,
+        text: Relay,
+        wait: RequestWait[CompletedReply],
+    ) -> None:
+        self.events, self._answer, self._text, self._wait = events, answer, text, wait
 
     async def relay(self, entries: Sequence[ProgressEntry]) -> None:
         """Send what is new in a worker's progress, or break a long silence. Raises RelayBroken."""
@@ -231,7 +239,12 @@ class _RelayedStream:
             self.events.note_text()
         elif self.events.compute_silence_seconds() == 0.0:
             speak = self._answer.fill_silence if self.events.is_open else self._answer.open
-            await self.events.write(speak())
+            await self.events.write(speak() + self._write_wait())
+
+    def _write_wait(self) -> bytes:
+        if not self.events.tells_wait or self._text.has_sent:
+            return b""
+        return encode_wait_comment(self._wait.describe())
 
     async def finish(self, reply: CompletedReply) -> None:
         """Send what is missing of a reply, and the end. Raises RelayBroken."""

@@ -79,6 +79,7 @@ class RequestWait[R]:
         parse_reply: ParseReply[R],
     ) -> None:
         self.request_id, self.deadline = request_id, deadline
+        self.kudos: float | None = None  # the price told at the submit
         self.is_judged = False  # a status was read, and gave no reason to give up
         self.is_over = False  # the request has ended, so there is nothing to cancel
         self._native, self._caller, self._settings, self._clock = native, caller, settings, clock
@@ -89,10 +90,25 @@ class RequestWait[R]:
         self._not_before = 0.0
         self._busy_seconds = settings.poll_seconds
         self._impossible_since: float | None = None
+        self._is_running = False  # a worker has it
         self._last_outcome: ChatNotice | None = None
         self._details = WaitDetails()
         self._waiter: asyncio.Task[Any] | None = None
         self._abort_kind: WaitFailure | None = None
+
+    def describe(self) -> dict[str, float | None]:
+        """How the request waits, as far as the last reading tells: its place in the queue (0 when a
+        worker has it), the estimate of the seconds until its reply, and the kudos it will cost at
+        most.
+        """
+        details = self._details
+        # The API counts the queue now and then: a request that has just come has no place yet.
+        is_placed = details.queue_position != 0 or self._is_running
+        return {
+            "queue_position": details.queue_position if is_placed else None,
+            "wait_time": details.wait_time,
+            "kudos": self.kudos,
+        }
 
     @property
     def is_past_deadline(self) -> bool:
@@ -201,6 +217,7 @@ class RequestWait[R]:
         more.
         """
         self._details = parse_wait_details(status)
+        self._is_running = bool(status.get("processing"))
         reply = self._parse_reply(status)
         if reply is not None:
             self.is_over = self.is_judged = True

@@ -4,13 +4,13 @@ must never do, and how somebody without a mouse gets through them.
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Route, expect, sync_playwright
 
 WAIT_MILLISECONDS: Final = 60_000  # of a step, on a busy machine
 MOST_STOPS: Final = 200  # of the Tab key on one page
@@ -52,6 +52,7 @@ VIEWS: Final[Mapping[str, View]] = {
 def running_browser(program: Path, folder: Path) -> Iterator[Browser]:
     """One browser process with a home of its own."""
     environment = build_environment(program, folder)
+    expect.set_options(timeout=WAIT_MILLISECONDS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=program, args=list(OPTIONS), env=environment
@@ -113,8 +114,15 @@ class Visits:
         self._browser = browser
         self._all: list[Visit] = []
 
-    def open(self, url: str, *, view: View = LAPTOP, scheme: Scheme = "light") -> Visit:
-        """Load a page."""
+    def open(
+        self,
+        url: str,
+        *,
+        view: View = LAPTOP,
+        scheme: Scheme = "light",
+        route: Callable[[Route], None] | None = None,
+    ) -> Visit:
+        """Load a page; a route answers in place of a server."""
         context = self._browser.new_context(
             viewport={"width": view.width, "height": view.height},
             device_scale_factor=view.scale,
@@ -125,6 +133,8 @@ class Visits:
         context.set_default_timeout(WAIT_MILLISECONDS)
         visit = Visit(context.new_page())
         self._all.append(visit)
+        if route is not None:
+            context.route("**/*", route)
         visit.page.goto(url)
         return visit
 
@@ -133,8 +143,9 @@ class Visits:
         for visit in self._all:
             origin = visit.page.evaluate("location.origin")
             visit.page.context.close()
-            assert visit.complaints == []
-            assert [path for path in visit.list_paths(origin) if not path.startswith("/")] == []
+            assert not visit.complaints, visit.complaints
+            elsewhere = [path for path in visit.list_paths(origin) if not path.startswith("/")]
+            assert not elsewhere, elsewhere
 
 
 def list_barriers(page: Page, axe: str) -> list[str]:

@@ -43,6 +43,8 @@ FEATURES = [
     ),
     "prompt_overflow_refused",
 ]
+# How it takes images; with any, FEATURES should have `vision`.
+IMAGE_TRANSPORTS: list[str] = []
 PIECES = ["Blue", ", like", " the", " sky."]
 WEATHER = "It is 21 degrees in Paris."
 PERSON = {"name": "Ada", "age": 36}
@@ -70,10 +72,17 @@ class AnsweringWorker:
         self._is_stopped = threading.Event()
         self._threads: list[threading.Thread] = []
         self.payloads: list[Job] = []
+        self.features = FEATURES
+        self._shall_rest = False
+        self._is_resting = threading.Event()
 
     def run(self) -> None:
         """Pop and serve until stopped."""
         while not self._is_stopped.is_set():
+            if self._shall_rest:
+                self._is_resting.set()
+                self._is_stopped.wait(IDLE_SECONDS)
+                continue
             job = self.pop()
             if job["id"] is None:
                 self._is_stopped.wait(IDLE_SECONDS)
@@ -83,8 +92,19 @@ class AnsweringWorker:
             self._threads.append(thread)
             thread.start()
 
+    @contextmanager
+    def resting(self) -> Iterator[None]:
+        """Takes no job meanwhile, and is known all the same."""
+        self._is_resting.clear()
+        self._shall_rest = True
+        assert self._is_resting.wait(ANSWER_SECONDS)
+        try:
+            yield
+        finally:
+            self._shall_rest = False
+
     def pop(self) -> Job:
-        """A pop with a declaration of everything but images."""
+        """A pop with a declaration of everything, images only with IMAGE_TRANSPORTS."""
         body = {
             "name": self._name,
             "models": [self.model],
@@ -95,6 +115,7 @@ class AnsweringWorker:
             "chat_jobs": True,
             "model_id": self.model,
             "chat_features": FEATURES,
+            **({"image_transports": IMAGE_TRANSPORTS} if IMAGE_TRANSPORTS else {}),
             "chat_limits": {"max_context_length": self._max_context_length, "max_length": 1024},
         }
         answer = self._http.post("/generate/text/pop", json=body)

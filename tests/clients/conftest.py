@@ -5,6 +5,7 @@ What people point at the front is installed when a test first asks (``devtools/c
 Without a registry those tests are skipped with a word, on a build server they fail.
 """
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -74,7 +75,10 @@ def stack(
     """
     folder = tmp_path_factory.mktemp("clients")
     environment = build_shared_environment(service_urls, "clients")
-    with running_horde(environment, folder) as horde, running_front(horde, folder) as front:
+    with contextlib.ExitStack() as running:
+        horde = running.enter_context(running_horde(environment, folder))
+        names = {"HORDE_TITLE": "Test horde", "HORDE_URL": horde.api.url.removesuffix("/api")}
+        front = running.enter_context(running_front(horde, folder, **names))
         client, owner = horde.create_account("client"), horde.create_account("owner")
         with running_worker(horde.api.url, owner.key) as worker:
             yield Stack(horde, front, client, worker)

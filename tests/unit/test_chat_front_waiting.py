@@ -190,6 +190,23 @@ def test_only_the_first_notice_is_followed_by_a_read_within_a_second_of_the_last
     assert scene.native.read_at == [0.0, 0.25, 1.25, 2.25]
 
 
+@pytest.mark.parametrize(
+    ("status", "place"),
+    [
+        ({"processing": 0, "queue_position": 3}, 3),
+        ({"processing": 0, "queue_position": 0}, None),  # not counted yet
+        ({"processing": 1, "queue_position": 0}, 0),
+        ({"processing": 0}, None),
+    ],
+)
+def test_how_a_request_waits_is_what_the_last_reading_says(
+    status: dict[str, int], place: int | None
+) -> None:
+    scene = Scene({**WAITING, "queue_position": None, "wait_time": 7, **status})
+    asyncio.run(scene.wait.read_status())
+    assert scene.wait.describe() == {"queue_position": place, "wait_time": 7, "kudos": None}
+
+
 def test_without_one_the_status_is_polled_every_two_seconds() -> None:
     scene = Scene(WAITING, RUNNING, SERVED, is_healthy=False)
     scene.run()

@@ -1,133 +1,96 @@
 // SPDX-License-Identifier: AGPL-3.0-or-later
-// A chat through this front's own /v1 routes. Everything that comes from elsewhere is shown with textContent, never as markup.
+// The chat page: joins its parts, and asks. Everything that comes from elsewhere is shown as text or as cleaned Markdown.
+import { Composer } from "./composer.js";
+import { ConversationStore, beginConversation, findStorage } from "./conversations.js";
+import { showFailure } from "./failures.js";
+import { Failure, complete, fetchFacts } from "./front.js";
+import { ConversationList } from "./list.js";
+import { Models, describeCount } from "./models.js";
+import { formatNumber, make } from "./parts.js";
+import { buildMessages, buildOptions } from "./request.js";
+import { Settings } from "./settings.js";
+import { ExchangeView, copy, keepAtEnd } from "./turns.js";
 
-const ANONYMOUS_KEY = "0000000000";
-const STORED_KEY = "horde-chat-key";
-const HINTS = {
-  401: "Check the key in the settings, or leave it empty to ask anonymously.",
-  429: "Wait a little, then try again.",
-  502: "The horde or its workers failed. Trying again may help.",
-  503: "Nobody can answer now. Choose another model, or try again later.",
-  504: "Nobody answered in time. A shorter reply or another model may be quicker.",
-};
 const ADJUSTMENTS = {
   worker_max_length: "longest reply lowered to what workers offer",
   truncate_oldest: "the oldest turns were left out",
 };
 
 const find = (id) => document.getElementById(id);
-const page = Object.fromEntries(
-  ["settings", "model", "model-facts", "reload", "key", "keep-key", "system", "max-tokens", "temperature", "best-effort", "turns",
-    "announcement", "composer", "message", "send", "stop", "new-chat"].map((id) => [id, find(id)]),
-);
+const turns = find("turns");
+const side = find("side");
+const storage = findStorage();
+const store = new ConversationStore(storage);
+const settings = new Settings(storage);
 
-let models = new Map();
-let exchanges = []; // {asked, answered, failed}; a failed one is not sent again as history
-let running = null; // the AbortController of the reply being read
+let conversation = beginConversation();
+let views = new Map(); // of the exchanges that are shown
+let running = null; // {abort, conversation, exchange, view} of the reply that is being written
 
-class Failure extends Error {
-  constructor({ message, code = null, status = null, requestId = null, retryAfter = null }) {
-    super(message);
-    Object.assign(this, { code, status, requestId, retryAfter });
-  }
-}
-
-// The front.
-
-function buildFailure(body, response) {
-  const error = body?.error ?? {};
-  return new Failure({
-    message: error.message ?? `The server answered ${response?.status ?? "something unreadable"}.`,
-    code: error.code,
-    status: response && !response.ok ? response.status : null,
-    requestId: error.metadata?.request_id,
-    retryAfter: response?.headers.get("Retry-After"),
-  });
-}
-
-async function request(path, options) {
-  let response;
-  try {
-    response = await fetch(path, { credentials: "omit", cache: "no-store", ...options });
-  } catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw new Failure({ message: "The server cannot be reached." });
-  }
-  if (!response.ok) throw buildFailure(await response.json().catch(() => null), response);
-  return response;
-}
-
-async function* readEvents(body) {
-  const reader = body.pipeThrough(new TextDecoderStream()).getReader(); // not every browser can iterate over a stream
-  let rest = "";
-  for (;;) {
-    const { done, value } = await reader.read();
-    if (done) return;
-    const events = (rest + value).split("\n\n");
-    rest = events.pop();
-    for (const event of events) {
-      const data = event.split("\n").filter((line) => line.startsWith("data:")).map((line) => line.slice(5).trimStart());
-      if (data.length) yield data.join("\n"); // a comment keeps the connection open and says nothing
-    }
-  }
-}
-
-async function* complete(body, key, signal) {
-  if (!/^[\x21-\x7e]+$/.test(key)) { // the browser would refuse the header, and not say why
-    throw new Failure({ message: "The API key holds characters that no key has.", code: "invalid_api_key", status: 401 });
-  }
-  const response = await request("v1/chat/completions", {
-    method: "POST",
-    headers: { "Content-Type": "application/json", Authorization: `Bearer ${key}` },
-    body: JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true } }),
-    signal,
-  });
-  try {
-    for await (const data of readEvents(response.body)) {
-      if (data === "[DONE]") return;
-      const chunk = JSON.parse(data);
-      if (chunk.error) throw buildFailure(chunk);
-      yield chunk;
-    }
-  } catch (error) {
-    if (error instanceof Failure || error.name === "AbortError") throw error;
-    throw new Failure({ message: "The connection broke." });
-  }
-  throw new Failure({ message: "The reply broke off." });
-}
+const models = new Models(settings, showState);
+const composer = new Composer({ send, stop, isRunning: () => Boolean(running), seesImages: () => models.seesImages });
+const list = new ConversationList(store, { open: openConversation, removed: forget, getCurrentId: () => conversation.id });
+const acts = { edit, remove, regenerate, go: (exchange) => ask(exchange) };
 
 // What is shown.
 
-function make(tag, className, text = "") {
-  const element = document.createElement(tag);
-  element.className = className;
-  element.textContent = text;
-  return element;
+function showState() {
+  composer.showState();
+  const { isKnown, byName } = models;
+  find("welcome").hidden = conversation.exchanges.length > 0;
+  const isEmpty = isKnown && byName.size === 0;
+  find("welcome-title").textContent = isEmpty ? "No worker serves chat now" : "Ask the horde";
+  find("welcome-text").textContent = isEmpty ? "This page looks again every minute. Whoever has a machine to spare can offer a worker." : "Choose a model and write a message.";
+  const missing = Object.entries({ tools: "tools", reasoning_effort: "reasoning effort", structured_outputs: "JSON schemas", seed: "a seed" })
+    .filter(([parameter]) => models.card && !models.offers(parameter))
+    .map(([, name]) => name);
+  find("features").textContent = missing.length ? `No worker of this model offers ${missing.join(", ")}.` : "";
 }
 
-function showTurn(className, who, text) {
-  const turn = make("article", `turn ${className}`);
-  const label = make("p", className === "asked" ? "hidden" : "who", who);
-  const content = make("div", "text", text);
-  turn.append(label, content);
-  page.turns.append(turn);
-  return { turn, label, content };
+function announce(text) {
+  find("announcement").textContent = text;
 }
 
-function keepAtEnd(change) {
-  const { scrollTop, clientHeight, scrollHeight } = page.turns;
-  change();
-  if (scrollTop + clientHeight > scrollHeight - 40) page.turns.scrollTop = page.turns.scrollHeight; // unless somebody reads above
+function showConversation() {
+  views = new Map();
+  const elements = conversation.exchanges.map((exchange) => {
+    const view = running?.exchange === exchange ? running.view : new ExchangeView(exchange, acts);
+    views.set(exchange, view);
+    return view.element;
+  });
+  turns.replaceChildren(...elements);
+  turns.scrollTop = turns.scrollHeight;
+  showState();
+  list.show();
 }
 
-function describeCount(count, noun) {
-  return `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
+function openConversation(id) {
+  const found = running?.conversation.id === id ? running.conversation : store.get(id);
+  conversation = found ?? beginConversation();
+  showConversation();
+  if (side.matches(":popover-open")) side.hidePopover();
+  find("message").focus();
+}
+
+function forget(id) {
+  if (running?.conversation.id === id) stop();
+  if (conversation.id === id) {
+    conversation = beginConversation();
+    showConversation();
+  }
+}
+
+function keep(kept) {
+  kept.updated = Date.now();
+  kept.title = store.get(kept.id)?.title ?? kept.title; // it may have been renamed meanwhile
+  if (!store.put(kept)) list.tell("This browser cannot keep this conversation: it ends with the page.");
+  list.show();
 }
 
 function describeReply(horde, usage, finishReason) {
   const facts = [];
   if (horde) {
-    facts.push(`Worker ${horde.worker_name}`, `${horde.kudos.toLocaleString("en")} kudos`);
+    facts.push(`Worker ${horde.worker_name}`, `${formatNumber(horde.kudos, 2)} kudos`);
     if (horde.queue_wait_seconds !== null) facts.push(`${horde.queue_wait_seconds.toFixed(1)} s in the queue`);
   }
   if (usage) facts.push(`${horde?.estimated_usage ? "about " : ""}${describeCount(usage.completion_tokens, "token")}`);
@@ -137,224 +100,178 @@ function describeReply(horde, usage, finishReason) {
   return facts.join(" · ");
 }
 
-function showFailure(view, failure, exchange) {
-  const box = make("div", "error");
-  box.setAttribute("role", "alert");
-  box.append(make("p", "", failure.message));
-  const wait = failure.retryAfter ? `Try again in ${failure.retryAfter} s.` : HINTS[failure.status];
-  const details = [wait, failure.code && `Code ${failure.code}.`, failure.requestId && `Request ${failure.requestId}.`];
-  box.append(make("p", "hint", details.filter(Boolean).join(" ")));
-  const wantsLess = failure.message.includes("best_effort") && !page["best-effort"].checked;
-  if (wantsLess) {
-    addRetry(box, exchange, "Ask workers that promise less", () => (page["best-effort"].checked = true));
-  }
-  addRetry(box, exchange, "Try again");
-  view.turn.append(box);
-}
-
-function addRetry(box, exchange, label, prepare = () => {}) {
-  const again = make("button", "again", label);
-  again.type = "button";
-  again.addEventListener("click", () => {
-    if (running) return;
-    prepare();
-    page.message.focus(); // the button goes away
-    exchange.views.forEach((turn) => turn.remove());
-    exchanges = exchanges.filter((other) => other !== exchange);
-    ask(exchange.asked);
-  });
-  box.append(again);
-}
-
-class ReplyView {
-  constructor(model) {
-    Object.assign(this, showTurn("answered", model, ""));
-    this.turn.setAttribute("aria-busy", "true");
-    this.waiting = make("p", "facts", "Waiting for a worker …");
-    this.turn.append(this.waiting);
-    const started = Date.now();
-    this.clock = setInterval(() => {
-      this.waiting.textContent = `Waiting for a worker … ${Math.round((Date.now() - started) / 1000)} s`;
-    }, 1000);
-  }
-
-  beginText() {
-    clearInterval(this.clock);
-    this.waiting.remove();
-  }
-
-  addReasoning(text) {
-    if (!this.reasoning) {
-      const box = make("details", "reasoning");
-      box.append(make("summary", "", "Reasoning"), (this.reasoning = make("div", "text")));
-      this.content.before(box);
-    }
-    this.reasoning.append(text);
-  }
-
-  end(facts) {
-    this.beginText();
-    this.turn.setAttribute("aria-busy", "false");
-    if (facts) this.turn.append(make("p", "facts", facts));
-  }
+function describeNothing(reply, finishReason) {
+  if (reply.text || reply.toolCalls.length || finishReason === "content_filter") return null;
+  const message = finishReason === "length" ? "The reply was cut before it said anything: raise the longest reply in the settings." : "The model answered with nothing.";
+  return new Failure({ message });
 }
 
 // What happens.
 
-function readKey() {
-  return page.key.value.trim() || ANONYMOUS_KEY;
+function send() {
+  if (running || !canAsk()) return;
+  const asked = composer.take();
+  if (!asked) return;
+  const exchange = { asked, replies: [] };
+  conversation.exchanges.push(exchange);
+  const view = new ExchangeView(exchange, acts);
+  views.set(exchange, view);
+  turns.append(view.element);
+  ask(exchange);
 }
 
-function buildBody(asked) {
-  const system = page.system.value.trim();
-  const history = exchanges.filter((exchange) => exchange.answered);
-  const messages = [
-    ...(system ? [{ role: "system", content: system }] : []),
-    ...history.flatMap(({ asked, answered }) => [{ role: "user", content: asked }, { role: "assistant", content: answered }]),
-    { role: "user", content: asked },
-  ];
-  const body = { model: page.model.value, messages };
-  if (page["max-tokens"].value !== "") body.max_tokens = page["max-tokens"].valueAsNumber;
-  if (page.temperature.value !== "") body.temperature = page.temperature.valueAsNumber;
-  if (page["best-effort"].checked) body.horde = { conformance: "best_effort" };
-  return body;
+function canAsk() {
+  if (!settings.check()) return false;
+  if (settings.model.value) return true;
+  composer.tell("There is no model to ask now.");
+  settings.model.focus();
+  return false;
 }
 
-async function ask(asked) {
-  const body = buildBody(asked);
-  const view = new ReplyView(body.model);
-  const exchange = { asked, answered: "", views: [] };
-  view.turn.before((exchange.views[0] = make("article", "turn asked")));
-  exchange.views[0].append(make("p", "hidden", "You"), make("div", "text", asked));
-  exchange.views[1] = view.turn;
-  page.turns.scrollTop = page.turns.scrollHeight;
-  running = new AbortController();
-  showRunning(true);
+function stop() {
+  running?.abort.abort();
+}
+
+function edit(exchange, text) {
+  if (running || !canAsk()) return;
+  conversation.exchanges.length = conversation.exchanges.indexOf(exchange);
+  conversation.exchanges.push({ asked: { ...exchange.asked, text }, replies: [] });
+  showConversation();
+  ask(conversation.exchanges.at(-1));
+}
+
+function remove(exchange) {
+  if (running) return;
+  conversation.exchanges.splice(conversation.exchanges.indexOf(exchange), 1);
+  if (conversation.exchanges.length) keep(conversation);
+  else store.remove(conversation.id);
+  showConversation();
+  find("message").focus();
+}
+
+// Ask anew: the replies of the exchange go, and so does what follows, which built on them.
+function regenerate(exchange) {
+  if (running || !canAsk()) return;
+  const isLast = exchange === conversation.exchanges.at(-1);
+  if (!isLast && !confirm("What follows this message is dropped. Go on?")) return;
+  conversation.exchanges.length = conversation.exchanges.indexOf(exchange) + 1;
+  exchange.replies = [];
+  showConversation();
+  ask(exchange);
+}
+
+async function ask(exchange) {
+  if (running || !canAsk()) return;
+  const index = conversation.exchanges.indexOf(exchange);
+  const options = buildOptions(settings.values);
+  const body = { ...options, messages: buildMessages(settings.values.system, conversation.exchanges.slice(0, index + 1), models.seesImages) };
+  const reply = { text: "", reasoning: "", model: options.model, facts: "", end: "open", toolCalls: [] };
+  exchange.replies.push(reply);
+  const view = views.get(exchange);
+  view.hideActions();
+  const shown = view.addReply(reply);
+  reply.end = "open";
+  shown.begin(turns);
+  running = { abort: new AbortController(), conversation, exchange, view };
+  turns.scrollTop = turns.scrollHeight;
+  find("message").focus(); // the button that was pressed may be gone
+  showState();
+  keep(conversation);
+  await finish(running, shown, await readReply(body, shown));
+}
+
+// Show a reply as it comes. Returns {facts} or {failure}, and how it ended.
+async function readReply(body, shown) {
+  const { reply } = shown;
   let horde, usage, finishReason;
   try {
-    for await (const chunk of complete(body, readKey(), running.signal)) {
-      const choice = chunk.choices[0];
-      keepAtEnd(() => {
-        if (choice) view.beginText();
-        if (choice?.delta.reasoning_content) view.addReasoning(choice.delta.reasoning_content);
-        if (choice?.delta.content) view.content.append(choice.delta.content);
-        if (chunk.model) view.label.textContent = chunk.model;
-      });
-      exchange.answered += choice?.delta.content ?? "";
+    for await (const chunk of complete(body, settings.readKey(), running.abort.signal)) {
+      if (chunk.wait) {
+        shown.showWait(chunk.wait);
+        continue;
+      }
+      shown.add(chunk);
       horde = chunk.x_horde ?? horde;
       usage = chunk.usage ?? usage;
-      finishReason = choice?.finish_reason ?? finishReason;
+      finishReason = chunk.choices[0]?.finish_reason ?? finishReason;
     }
-    keepAtEnd(() => view.end(describeReply(horde, usage, finishReason)));
-    announce("The reply is complete.");
   } catch (error) {
-    if (error.name === "AbortError") {
-      keepAtEnd(() => view.end("Stopped."));
-      announce("Stopped.");
-    } else {
-      const failure = error instanceof Failure ? error : new Failure({ message: "This page failed. Reload it." });
-      if (failure !== error) console.error(error);
-      exchange.answered = ""; // a broken reply is not something to build on
-      keepAtEnd(() => {
-        view.end("");
-        showFailure(view, failure, exchange);
-      });
-    }
-  } finally {
-    running = null;
-    showRunning(false);
+    if (error.name === "AbortError") return { end: "stopped", facts: "Stopped." };
+    if (!(error instanceof Failure)) console.error(error);
+    return { end: "failed", facts: "", failure: error instanceof Failure ? error : new Failure({ message: "This page failed. Reload it." }) };
   }
-  exchanges.push(exchange);
+  return { end: "done", facts: describeReply(horde, usage, finishReason), failure: describeNothing(reply, finishReason) };
 }
 
-function announce(text) {
-  page.announcement.textContent = text;
-}
-
-function showRunning(isRunning) {
-  const hadFocus = document.activeElement === page.stop || document.activeElement === page.send;
-  page.stop.hidden = !isRunning;
-  page.send.hidden = isRunning;
-  page["new-chat"].disabled = isRunning;
-  if (hadFocus) (isRunning ? page.stop : page.message).focus();
-}
-
-function send() {
-  const asked = page.message.value.trim();
-  if (running || !asked) return;
-  if (!page.model.value) {
-    page.settings.open = true;
-    page.model.focus();
-    return;
+async function finish({ conversation: asked, exchange, view }, shown, { end, facts, failure }) {
+  shown.reply.end = end;
+  shown.end(facts);
+  running = null;
+  if (failure) {
+    keepAtEnd(turns, () => shown.element.append(showFailure(failure, listOffers(failure, exchange))));
+    shown.reply.facts ||= failure.message; // for when the conversation is opened again
   }
-  for (const field of [page["max-tokens"], page.temperature]) {
-    if (!field.checkValidity()) {
-      page.settings.open = true;
-      field.reportValidity();
-      return;
-    }
-  }
-  page.message.value = "";
-  ask(asked);
+  view.showActions();
+  keepAtEnd(turns, () => {});
+  announce(failure ? "" : end === "stopped" ? "Stopped." : "The reply is complete.");
+  if (asked === conversation || store.get(asked.id)) keep(asked);
+  showState();
+  if (failure?.status === 503 || failure?.status === 404) models.load();
 }
 
-async function loadModels() {
-  page.reload.disabled = true;
-  const chosen = page.model.value;
-  try {
-    const { data } = await (await request("v1/models")).json();
-    models = new Map(data.map((model) => [model.id, model]));
-    page.model.replaceChildren(...data.map((model) => new Option(model.id, model.id)));
-    if (models.has(chosen)) page.model.value = chosen;
-    showModel();
-  } catch (error) {
-    page["model-facts"].textContent = error.message;
-  }
-  page.reload.disabled = false;
+function listOffers(failure, exchange) {
+  const again = (prepare) => () => {
+    if (running) return;
+    prepare?.();
+    exchange.replies.pop();
+    views.get(exchange)?.reply.element.remove();
+    ask(exchange);
+  };
+  const takeLess = () => {
+    find("best-effort").checked = true;
+    settings.keep();
+  };
+  const wantsLess = failure.message.includes("best_effort") && !settings.values.bestEffort;
+  return [...(wantsLess ? [{ label: "Ask workers that promise less", act: again(takeLess) }] : []), { label: "Try again", act: again() }];
 }
 
-function showModel() {
-  const model = models.get(page.model.value);
-  page["model-facts"].textContent = model
-    ? [
-        describeCount(model.x_horde.workers, "worker"),
-        `${model.context_length.toLocaleString("en")} tokens of context`,
-        `replies up to ${model.top_provider.max_completion_tokens.toLocaleString("en")}`,
-      ].join(" · ")
-    : "No worker serves chat now. Reload in a while.";
+function beginAnew() {
+  conversation = beginConversation();
+  showConversation();
+  if (side.matches(":popover-open")) side.hidePopover();
+  find("message").focus();
 }
 
-function storeKey() {
-  if (page["keep-key"].checked) sessionStorage.setItem(STORED_KEY, page.key.value);
-  else sessionStorage.removeItem(STORED_KEY);
+async function showHorde() {
+  const { title, site } = await fetchFacts().catch(() => ({ title: "Horde", site: null }));
+  document.title = find("title").textContent = `${title} chat`;
+  if (!site) return;
+  const pages = [["", title], ["/register", "Create an account"], ["/account", "Account"], ["/workers", "Workers"], ["/api/", "Documentation"]];
+  find("links").replaceChildren(...pages.map(([path, text]) => make("a", { href: site + path, text })));
+  find("welcome-links").replaceChildren(
+    make("a", { href: `${site}/register`, text: "Create an account", className: "button" }),
+    make("a", { href: `${site}/`, text: "What this horde is", className: "button" }),
+  );
 }
 
-page.composer.addEventListener("submit", (event) => {
-  event.preventDefault();
-  send();
+find("new-chat").addEventListener("click", beginAnew);
+find("stop").addEventListener("click", stop);
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && !event.defaultPrevented && !settings.dialog.open && !side.matches(":popover-open")) stop();
 });
-page.message.addEventListener("keydown", (event) => {
-  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-  event.preventDefault();
-  send();
+turns.addEventListener("click", (event) => {
+  const button = event.target.closest?.(".copy-code");
+  if (button) copy(button, button.closest(".code").querySelector("code").textContent);
 });
-page.stop.addEventListener("click", () => running?.abort());
-page["new-chat"].addEventListener("click", () => {
-  exchanges = [];
-  page.turns.replaceChildren();
-  page.message.focus();
+addEventListener("pagehide", () => {
+  if (!running) return;
+  const reply = running.exchange.replies.at(-1);
+  reply.end = reply.text ? "stopped" : "failed";
+  store.put(running.conversation);
 });
-page.reload.addEventListener("click", loadModels);
-page.model.addEventListener("change", showModel);
-page.key.addEventListener("change", storeKey);
-page["keep-key"].addEventListener("change", storeKey);
+addEventListener("storage", () => list.show()); // another tab
 
-const wide = matchMedia("(min-width: 45.01rem)");
-wide.addEventListener("change", () => (page.settings.open = wide.matches));
-page.settings.open = wide.matches;
-const stored = sessionStorage.getItem(STORED_KEY);
-if (stored !== null) {
-  page.key.value = stored;
-  page["keep-key"].checked = true;
-}
-loadModels();
+showConversation();
+showHorde();
+models.load();
+find("message").focus();

@@ -25,6 +25,7 @@ from horde.oai.sse import (
     build_error_events,
     encode_event,
     encode_events,
+    encode_wait_comment,
 )
 
 WORKER, MODEL = "00000000-0000-0000-0000-000000000001", "koboldcpp/model"
@@ -185,3 +186,9 @@ def test_an_event_is_one_line_for_every_splitter(text: str) -> None:
 
 def test_half_of_a_surrogate_pair_is_escaped() -> None:
     assert encode_events([{"content": "\ud83e"}]) == b'data: {"content":"\\ud83e"}\n\n'
+
+
+def test_a_comment_tells_how_a_request_waits_on_one_line() -> None:
+    wait = {"queue_position": 3, "wait_time": None, "kudos": 1.5}
+    comment = b': waiting {"queue_position":3,"wait_time":null,"kudos":1.5}\n\n'
+    assert encode_wait_comment(wait) == comment
