@@ -107,7 +107,7 @@ def create_app(
     app.extensions[heartbeat.NODE_EXTENSION] = node
 
     engine = db.connect(config, answer_seconds=config.database_answer_seconds)
-    node.watch_database(engine)
+    db.watch_connections(engine, node.note_database)
     metrics.set_gauge_source("horde.db.pool_connections", lambda: observe_pool(engine.pool))
     redis_ctrl.connect(config)
     r2.connect(config)

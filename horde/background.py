@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from opentelemetry.metrics import Observation
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine
 from sqlalchemy.pool import NullPool
 
 from horde import metrics, postgres
 from horde.config import Config
+from horde.database.leadership import holds_leader_lock, take_leader_lock
 from horde.exceptions import HordeError
 from horde.logger import build_failure_fields, get_logger, surviving
 from horde.runtime import in_this_runtime
@@ -31,29 +32,12 @@ TICK_SECONDS = 0.25
 ELECTION_SECONDS = 1.0  # how often the lock is tried, or found to be still held
 RETRY_SECONDS = 10.0  # after a job raised
 JOB_THREADS = 4  # a slow clean-up must not hold up the others
-LEADER_LOCK = 0x686F7264_6C640001  # of this database's advisory locks; any number nobody else uses
 
 # A host that dies sends no goodbye: without these the database would keep its lock for two hours.
 _SERVER_OPTIONS = "-c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=3"
 ELECTION_ANSWER_SECONDS = 5.0
 # A job may fold or delete for long; a frozen server ends it all the same.
 JOB_ANSWER_SECONDS = 300.0
-
-
-# A server that stopped writing has been replaced by another one, whose lock somebody else may have.
-_WRITES = "current_setting('transaction_read_only') = 'off'"
-_TAKE_LOCK = text(f"SELECT CASE WHEN {_WRITES} THEN pg_try_advisory_lock(:key) ELSE false END")
-# The lock is looked for and not taken for granted: a pooler may have given this session another
-# server process.
-_HOLDS_LOCK = text(
-    f"""
-    SELECT {_WRITES} AND EXISTS (
-        SELECT FROM pg_locks
-        WHERE locktype = 'advisory' AND granted AND pid = pg_backend_pid() AND objsubid = 1
-            AND (classid::bigint << 32) | objid::bigint = :key
-    )
-    """
-)
 
 
 class Job(Protocol):
@@ -112,8 +96,8 @@ class Leadership:
     def _hold_lock(self) -> bool:
         if self._connection is None:
             self._connection = self._engine.connect()
-        statement = _HOLDS_LOCK if self.is_leader else _TAKE_LOCK
-        is_leader = bool(self._connection.scalar(statement, {"key": LEADER_LOCK}))
+        ask = holds_leader_lock if self.is_leader else take_leader_lock
+        is_leader = ask(self._connection)
         if self.is_leader and not is_leader:
             self.resign()  # whatever this session leads to, it is not the lock
         return is_leader

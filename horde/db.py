@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, cast
 
 from sqlalchemy import Connection, Dialect, Engine, Table, Text, TypeDecorator, event, insert
+from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import DeclarativeBase, Session
@@ -109,6 +110,21 @@ def _switch_to_autocommit(connection: Connection) -> None:
 def _switch_to_transactions(dbapi_connection: Any, _record: object) -> None:
     if dbapi_connection is not None and not dbapi_connection.closed and dbapi_connection.autocommit:
         dbapi_connection.autocommit = False
+
+
+def watch_connections(engine: Engine, note: Callable[[bool], None]) -> None:
+    """Tell `note` whether the database answers, by the connections that are made anyway; the
+    periodic jobs make sure that there are some.
+    """
+
+    @event.listens_for(engine, "connect")
+    def note_success(_connection: object, _record: object) -> None:
+        note(True)
+
+    @event.listens_for(engine, "handle_error")
+    def note_failure(context: ExceptionContext) -> None:
+        if context.is_disconnect or context.connection is None:  # lost, or never made
+            note(False)
 
 
 def require_engine() -> Engine:

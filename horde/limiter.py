@@ -22,8 +22,8 @@ from horde import redis_ctrl
 from horde.config import Config
 from horde.ip_subject import build_ip_subject
 from horde.redis_ctrl import RedisUnavailable
+from horde.shapes.users import ANONYMOUS_KEY
 
-ANONYMOUS_API_KEY = "0000000000"
 WHITELIST_SECONDS = 24 * 3600
 MAX_WHITELISTED_ADDRESSES = 10_000  # bounds the memory; the oldest goes first
 MAX_OWN_WINDOWS = 100_000  # bounds the memory; the one counted longest ago goes first
@@ -190,7 +190,7 @@ def _path_key() -> str:
 
 def _key_key() -> str:
     """Key, method and path. Only a hash of the key reaches Redis."""
-    api_key = request.headers.get("apikey") or ANONYMOUS_API_KEY
+    api_key = request.headers.get("apikey") or ANONYMOUS_KEY
     return f"{hashlib.sha256(api_key.encode()).hexdigest()} {request.method} {request.path}"
 
 
@@ -333,7 +333,7 @@ def _submit_limits(
 
     def by_key_a_second() -> str:
         limits = _get_limits()
-        is_anonymous = request.headers.get("apikey", ANONYMOUS_API_KEY) == ANONYMOUS_API_KEY
+        is_anonymous = request.headers.get("apikey", ANONYMOUS_KEY) == ANONYMOUS_KEY
         if is_anonymous or limits.whitelist.holds_for_a_day(limits.get_address()):
             return "60/second"
         return limits.config.text_request_2sec_limit

@@ -39,7 +39,6 @@ from horde.actions.jobs import list_jobs
 from horde.apis.v2.heartbeat import NODE_EXTENSION
 from horde.app import create_app
 from horde.background import start_background
-from horde.classes.kobold.waiting_prompt import count_queued_chat_image_deletes
 from horde.clock import utcnow
 from horde.config import Config
 from horde.connections import BoundedSocket, ClientTooSlow, NoPlaceToWait
@@ -50,6 +49,7 @@ from horde.database.migrate import check_secret_key, require_current_schema
 from horde.exceptions import ServiceUnavailable
 from horde.logger import build_failure_fields, get_logger, surviving
 from horde.notices import NoticeKind, start_notices
+from horde.object_deletes import count_queued_deletes
 from horde.parent import end_with_parent, limit_remaining_life
 from horde.telemetry import MetricsEndpoint, start_telemetry
 from horde.webhooks import start_webhooks
@@ -326,7 +326,7 @@ def observe_fold_lag() -> list[Observation]:
 
 def observe_waiting_deletes() -> list[Observation]:
     """How many stored objects wait for another try; nothing while Redis is away."""
-    count = count_queued_chat_image_deletes()
+    count = count_queued_deletes()
     return [] if count is None else [Observation(count)]
 
 

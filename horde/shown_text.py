@@ -53,3 +53,17 @@ def is_profane(text: str) -> bool:
     """Whether one of the words of a text is a slur or obscenity, digits for letters included."""
     plain = text.casefold().translate(_LETTER_FOR_DIGIT)
     return any(word in _PROFANE_WORDS for word in _WORD.findall(plain))
+
+
+def clean_username(text: str) -> str:
+    """A name fit to be shown anywhere: no invisible characters, no angle brackets, single spaces.
+
+    Pages and clients that forget to escape a name must not become a hole.
+    """
+    visible = (" " if character.isspace() else character for character in text)
+    kept = (
+        character
+        for character in visible
+        if character not in "<>" and not unicodedata.category(character).startswith("C")
+    )
+    return " ".join("".join(kept).split())

@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from horde import clock
+from horde.database.account_overview import FLOW_DAYS as FLOW_DAYS
 from horde.database.account_overview import read_account_overview
 from horde.database.kudos import get_effective_kudos
 from horde.database.users import Caller, find_caller, reset_api_key

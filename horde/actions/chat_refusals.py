@@ -6,7 +6,7 @@ from collections.abc import Callable
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
+from horde.database.request_endings import record_chat_refusal, record_chat_worker_fault
 from horde.database.text_jobs import JobFacts, record_job_refusal
 from horde.db import run_transaction
 from horde.exceptions import HordeError, ServiceUnavailable
@@ -33,7 +33,7 @@ def record_refusal(job: JobFacts, refused: HordeError) -> None:
         return
 
     def write(session: Session) -> None:
-        TextWaitingPrompt.record_chat_refusal(session, job.wp_id, refused.message, rc)
+        record_chat_refusal(session, job.wp_id, refused.message, rc)
         record_job_refusal(session, job, rc.value)
 
     _write_quietly(write)
@@ -45,9 +45,7 @@ def record_worker_fault(job: JobFacts, fault_reason: str | None) -> None:
     """
     if fault_reason is None or not job.is_pending or job.is_fake or job.chat_refusal_rc is not None:
         return
-    _write_quietly(
-        lambda session: TextWaitingPrompt.record_chat_worker_fault(session, job.wp_id, fault_reason)
-    )
+    _write_quietly(lambda session: record_chat_worker_fault(session, job.wp_id, fault_reason))
 
 
 def _write_quietly(write: Callable[[Session], object]) -> None:

@@ -13,7 +13,7 @@ from horde.classes.kobold.processing_generation import (
     GateShadowOutcome,
     build_gate_shadow_attributes,
 )
-from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
+from horde.database.request_endings import record_chat_refusal
 from horde.database.text_jobs import Fault, JobFacts, fault_job, find_job
 from horde.db import run_transaction
 from horde.exceptions import BadRequest
@@ -74,7 +74,7 @@ def give_back_unreadable(job_id: UUID, now: datetime) -> None:
         if job is None or not job.is_pending:
             return None
         rc = ReturnCode.CHAT_IMAGE_STORAGE_UNAVAILABLE
-        TextWaitingPrompt.record_chat_refusal(session, job.wp_id, UNREADABLE_INPUT, rc)
+        record_chat_refusal(session, job.wp_id, UNREADABLE_INPUT, rc)
         return job, fault_job(session, job, is_raid=False, now=now, blames_worker=False)
 
     ended = run_transaction(work)

@@ -19,7 +19,6 @@ from horde.database.suspicions import forget_suspicions
 from horde.database.users import (
     Caller,
     adjust_kudos,
-    clean_username,
     find_account,
     generate_proxy_passkey,
     set_role,
@@ -31,7 +30,7 @@ from horde.return_codes import ReturnCode
 from horde.shapes.acts import ModeratorAction
 from horde.shapes.base import SimpleResponse
 from horde.shapes.users import MAX_USERNAME_LENGTH, ModifyUser, ModifyUserInput
-from horde.shown_text import is_profane
+from horde.shown_text import clean_username, is_profane
 
 ADMIN_KEYS = frozenset({"kudos", "monthly_kudos", "usage_multiplier", "moderator"})
 OWNER_KEYS = frozenset(

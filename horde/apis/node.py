@@ -6,9 +6,6 @@ answered last.
 import threading
 from collections.abc import Callable
 
-from sqlalchemy import Engine, event
-from sqlalchemy.engine import ExceptionContext
-
 
 class NodeState:
     """Facts for the heartbeat. Nothing here asks another part, so it answers while everything else
@@ -42,16 +39,6 @@ class NodeState:
         with self._lock:
             self._active_count += change
 
-    def watch_database(self, engine: Engine) -> None:
-        """Learn from the connections that are made anyway; the periodic jobs make sure that there
-        are some.
-        """
-
-        @event.listens_for(engine, "connect")
-        def note_success(_connection: object, _record: object) -> None:
-            self.is_database_reachable = True
-
-        @event.listens_for(engine, "handle_error")
-        def note_failure(context: ExceptionContext) -> None:
-            if context.is_disconnect or context.connection is None:  # lost, or never made
-                self.is_database_reachable = False
+    def note_database(self, is_reachable: bool) -> None:
+        """Note what the last connection or statement showed of the database."""
+        self.is_database_reachable = is_reachable

@@ -8,11 +8,10 @@ from flask_restx import Api
 from horde.actions.registration import find_alias_of, register_account
 from horde.apis import site
 from horde.apis.requests import get_config
-from horde.database.users import clean_username
 from horde.exceptions import Forbidden
 from horde.limiter import limit_register
 from horde.shapes.users import MAX_USERNAME_LENGTH
-from horde.shown_text import is_profane
+from horde.shown_text import clean_username, is_profane
 
 DEFAULT_USERNAME = "Pseudonymous"
 IDENTITY = "identity"  # of who signed in, in the session; there is none without a provider

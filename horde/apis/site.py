@@ -6,12 +6,8 @@ Their figures come from the caches that the JSON routes use.
 """
 
 import json
-import math
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
-from heapq import nlargest
 from typing import Any, Final
 
 from flask import (
@@ -25,43 +21,24 @@ from flask import (
 )
 from flask_restx import Api
 from markupsafe import Markup
-from sqlalchemy.orm import Session
 
-from horde import clock
-from horde.actions.account import renew_own_key, show_own_account
+from horde.actions.account import FLOW_DAYS, renew_own_key, show_own_account
 from horde.actions.documents import list_news, show_document
+from horde.actions.site import LEADERS, find_model, show_best_workers, show_horde, show_workers
 from horde.actions.statistics import show_text_models
 from horde.actions.teams import list_teams, show_team
 from horde.actions.users import list_users
 from horde.apis.requests import get_config, require_api_key
 from horde.apis.responses import PRIVATE
-from horde.classes.base.user import ANONYMOUS_KEY
-from horde.classes.kobold.pricing import compute_text_quote, round_quote
-from horde.database.account_overview import FLOW_DAYS
-from horde.database.stats import (
-    HordeTotals,
-    ModelFigures,
-    get_horde_modes,
-    get_model_figures,
-    get_totals,
-)
-from horde.database.text_functions import ChatModelOffer, get_chat_model_offers
-from horde.database.workers import get_online_workers
-from horde.db import reading
 from horde.exceptions import NotFound
 from horde.limiter import exempt_from_limits, limit_register
-from horde.model_reference import get_text_model_multiplier, is_known_text_model
 from horde.shapes.documents import DocumentFormat, DocumentName
-from horde.shapes.users import UserSort, UsersQuery
+from horde.shapes.users import ANONYMOUS_KEY, UserSort, UsersQuery
 from horde.web.files import HEADERS, read_static_files
 
 NEWS_SHOWN: Final = 3
 MOST_MODELS: Final = 100  # of a page; the list of the API has all
-WORKERS_A_PAGE: Final = 100
 MOST_TEAMS: Final = 200
-LEADERS: Final = 25
-PRICED_TOKENS: Final = 512
-PRICED_CONTEXT_TOKENS: Final = 2048
 ASK_BODY: Final[dict[str, Any]] = {
     "messages": [{"role": "user", "content": "Name three fruits."}],
     "max_tokens": 64,
@@ -76,44 +53,6 @@ PAGE_HEADERS: Final = {
 }
 
 pages = Blueprint("site", __name__, template_folder="templates")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelLine:
-    """A model as a page shows it."""
-
-    name: str
-    kinds: tuple[str, ...]  # "text", "chat"
-    workers: int  # of either kind, those that do both counted once at most
-    speed: float  # tokens a second
-    jobs: float
-    eta: int  # seconds
-
-
-def build_model_line(
-    figures: ModelFigures | None, offer: ChatModelOffer | None, name: str
-) -> ModelLine:
-    """One model from what text and chat say about it."""
-    text_count = figures.count if figures is not None else 0
-    chat_count = offer.workers if offer is not None else 0
-    kinds = [kind for kind, count in (("text", text_count), ("chat", chat_count)) if count]
-    return ModelLine(
-        name=name,
-        kinds=tuple(kinds),
-        workers=max(text_count, chat_count),
-        speed=figures.performance if figures is not None else 0.0,
-        jobs=figures.jobs if figures is not None else 0.0,
-        eta=figures.eta if figures is not None else 0,
-    )
-
-
-def list_model_lines(
-    figures: dict[str, ModelFigures], offers: dict[str, ChatModelOffer]
-) -> list[ModelLine]:
-    """Every served model, those with the most workers first."""
-    served = {name for name, model in figures.items() if model.is_served} | offers.keys()
-    lines = [build_model_line(figures.get(name), offers.get(name), name) for name in served]
-    return sorted(lines, key=lambda line: (-line.workers, line.name.casefold()))
 
 
 def render_page(template: str, status: int = 200, **values: object) -> Response:
@@ -136,20 +75,14 @@ def render_page(template: str, status: int = 200, **values: object) -> Response:
 @pages.get("/")
 def index() -> Response:
     """What this horde is, what it does now, and how to join."""
-    now = clock.utcnow()
-    with reading() as session:
-        totals: HordeTotals = get_totals(session, now)
-        modes = get_horde_modes(session)
-        lines = list_model_lines(
-            get_model_figures(session, now), get_chat_model_offers(session, now)
-        )
-    chat_model = next((line.name for line in lines if "chat" in line.kinds), "MODEL")
+    found = show_horde()
+    chat_model = next((line.name for line in found.models if "chat" in line.kinds), "MODEL")
     return render_page(
         "index.html",
-        totals=totals,
-        modes=modes,
-        models=lines[:MOST_MODELS],
-        more_models=max(0, len(lines) - MOST_MODELS),
+        totals=found.totals,
+        modes=found.modes,
+        models=found.models[:MOST_MODELS],
+        more_models=max(0, len(found.models) - MOST_MODELS),
         news=list_news(get_config())[:NEWS_SHOWN],
         rules=Markup(show_document(get_config(), DocumentName.TERMS, DocumentFormat.HTML).html),
         commands=build_commands(request.host_url.rstrip("/"), chat_model),
@@ -172,52 +105,30 @@ def build_commands(origin: str, chat_model: str) -> dict[str, str]:
 @pages.get("/models/<path:name>")
 def model(name: str) -> Response:
     """One model: who serves it, what they declare, and what a reply costs."""
-    now = clock.utcnow()
-    with reading() as session:
-        figures = get_model_figures(session, now).get(name)
-        offer = get_chat_model_offers(session, now).get(name)
-        online = list_online_workers(session)
-    is_served = offer is not None or (figures is not None and figures.is_served)
-    if not is_served and not is_known_text_model(name):
+    found = find_model(name)
+    if found is None:
         return render_page("missing.html", 404, problem="Nobody serves a model of this name.")
-    serving = [worker for worker in online if name in worker["models"]]
-    quote = compute_text_quote(
-        max_length=PRICED_TOKENS,
-        max_context_length=PRICED_CONTEXT_TOKENS,
-        models=[(get_text_model_multiplier(name), is_known_text_model(name))],
-        n=1,
-    )
     return render_page(
         "model.html",
-        model=build_model_line(figures, offer, name),
-        offer=offer,
-        price=round_quote(quote),
-        workers=serving[:WORKERS_A_PAGE],
-        more_workers=max(0, len(serving) - WORKERS_A_PAGE),
+        model=found.model,
+        offer=found.offer,
+        price=found.price,
+        workers=found.workers,
+        more_workers=found.worker_count - len(found.workers),
     )
 
 
 @pages.get("/workers")
 def workers() -> Response:
     """The workers that are online, a page at a time."""
-    with reading() as session:
-        online = list_online_workers(session)
-    page_count = max(1, math.ceil(len(online) / WORKERS_A_PAGE))
-    page = min(max(1, request.args.get("page", 1, type=int)), page_count)
+    found = show_workers(request.args.get("page", 1, type=int))
     return render_page(
         "workers.html",
-        workers=online[(page - 1) * WORKERS_A_PAGE : page * WORKERS_A_PAGE],
-        count=len(online),
-        page=page,
-        pages=page_count,
+        workers=found.workers,
+        count=found.worker_count,
+        page=found.page,
+        pages=found.page_count,
     )
-
-
-def list_online_workers(session: Session) -> list[dict[str, Any]]:
-    """The workers that are online, as everybody sees them."""
-    listed = get_online_workers(session, clock.utcnow(), is_privileged=False)
-    workers: list[dict[str, Any]] = listed.read()
-    return workers
 
 
 @pages.get("/teams")
@@ -239,22 +150,15 @@ def team(team_id: str) -> Response:
 @pages.get("/leaders")
 def leaders() -> Response:
     """Who gave most: accounts, workers that are online, teams and models."""
-    with reading() as session:
-        workers = list_best_workers(list_online_workers(session))
     best_teams = sorted(list_teams().read(), key=lambda each: -each["kudos"])
     models = sorted(show_text_models().read()["month"].items(), key=lambda item: -item[1])
     return render_page(
         "leaders.html",
         users=list_users(UsersQuery(sort=UserSort.KUDOS)).read()[:LEADERS],
-        workers=workers,
+        workers=show_best_workers(),
         teams=best_teams[:LEADERS],
         models=models[:LEADERS],
     )
-
-
-def list_best_workers(workers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those who earned most, the best first."""
-    return nlargest(LEADERS, workers, key=lambda worker: worker["kudos_rewards"])
 
 
 @pages.get("/news")

@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 
 from redis.exceptions import RedisError
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
 from horde import r2
@@ -20,6 +20,7 @@ from horde.database.fitness import (
     check_encoding,
     check_sessions,
     open_session_engine,
+    read_server_version,
 )
 from horde.database.migrate import SchemaError, check_secret_key, require_current_schema
 from horde.outbound import OutboundFailed, fetch_text
@@ -152,8 +153,7 @@ def probe(name: str, look: Probe) -> Finding:
 
 def describe_database(engine: Engine) -> str:
     """The server's version. Raises DBAPIError."""
-    with engine.connect() as connection:
-        return f"Postgres {connection.scalar(text('SHOW server_version'))}"
+    return f"Postgres {read_server_version(engine)}"
 
 
 def describe_encoding(engine: Engine) -> str:

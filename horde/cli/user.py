@@ -22,6 +22,7 @@ from horde.database import users
 from horde.database.kudos import fold_postings, get_effective_kudos
 from horde.shapes.acts import ModeratorAction
 from horde.shapes.users import MAX_ADJUSTMENT, MAX_USERNAME_LENGTH
+from horde.shown_text import clean_username
 
 EXIT_REFUSED = 1
 MOST_LISTED = 1000
@@ -68,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def parse_username(text: str) -> str:
     """A name as it is stored."""
-    username = users.clean_username(text)
+    username = clean_username(text)
     if not 1 <= len(username) <= MAX_USERNAME_LENGTH:
         raise argparse.ArgumentTypeError(
             f"a username has 1 to {MAX_USERNAME_LENGTH} visible characters"

@@ -137,3 +137,9 @@ def _get_process(connection: Connection) -> int:
 
 def _get_announced_process(connection: Connection) -> int:
     return int(connection.connection.dbapi_connection.info.backend_pid)  # type: ignore[union-attr]
+
+
+def read_server_version(engine: Engine) -> str:
+    """The version of Postgres. Raises DBAPIError."""
+    with engine.connect() as connection:
+        return str(connection.scalar(text("SHOW server_version")))

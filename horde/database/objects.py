@@ -12,14 +12,16 @@ from sqlalchemy.orm import Session
 
 from horde import r2
 from horde.classes.base.moderation import TextState
-from horde.classes.kobold.waiting_prompt import TextWaitingPrompt, find_queued_chat_image_deletes
+from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
 from horde.database.evidence import (
     KEPT_STATES,
     build_object_key,
     find_events_of_objects,
     list_stored_objects,
 )
+from horde.database.request_endings import list_object_keys
 from horde.database.text_functions import is_live
+from horde.object_deletes import find_queued_deletes
 
 OBJECTS_A_BATCH = 500
 _CHAT_KEY = re.compile(
@@ -77,13 +79,13 @@ def audit_store(session: Session) -> StoreReport:
 def _find_named(session: Session, keys: Sequence[str]) -> set[str]:
     """Which of the keys a row names."""
     request_ids = {_get_owner_id(key) for key in keys if not _is_evidence(key)}
-    requests = TextWaitingPrompt.list_object_keys(session, list(request_ids))
+    requests = list_object_keys(session, list(request_ids))
     return {*requests, *_find_evidence(session, keys, KEPT_STATES)}.intersection(keys)
 
 
 def _find_waiting(session: Session, keys: Sequence[str]) -> set[str]:
     """Which of the keys wait to be deleted."""
-    queued = find_queued_chat_image_deletes([key for key in keys if not _is_evidence(key)])
+    queued = find_queued_deletes([key for key in keys if not _is_evidence(key)])
     return {*queued, *_find_evidence(session, keys, {TextState.DELETING})}
 
 
@@ -106,7 +108,7 @@ def _list_live_keys(session: Session) -> Iterator[str]:
         session.scalars(select(request.id).where(is_live(request), request.is_chat)).all(),
         OBJECTS_A_BATCH,
     ):
-        yield from TextWaitingPrompt.list_object_keys(session, batch)
+        yield from list_object_keys(session, batch)
     yield from map(build_object_key, list_stored_objects(session))
 
 

@@ -14,8 +14,8 @@ from sqlalchemy.orm import Session
 from horde.classes.base.kudos import upfront_hold_id
 from horde.classes.base.user import WIPED, User, UserSharedKey
 from horde.classes.base.waiting_prompt import WaitingPrompt
-from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
 from horde.database.kudos import release_holds
+from horde.database.request_endings import delete_requests
 
 # Kind of the advisory lock that serialises an owner's new keys; the other half is the owner.
 SHARED_KEY_LOCK = 0x484B
@@ -111,7 +111,7 @@ def delete_shared_key(session: Session, sharedkey_id: UUID, now: datetime) -> bo
     )
     request_ids = session.scalars(made).all()
     release_holds(session, [upfront_hold_id(wp_id) for wp_id in request_ids], now)
-    TextWaitingPrompt.delete(session, request_ids)
+    delete_requests(session, request_ids)
     deleted = session.execute(
         delete(UserSharedKey)
         .where(UserSharedKey.id == sharedkey_id)

@@ -56,6 +56,7 @@ from horde.classes.kobold.processing_generation import (
 )
 from horde.classes.kobold.waiting_prompt import TextWaitingPrompt, select_as_sent
 from horde.classes.kobold.worker import TextWorker
+from horde.database.job_endings import log_worker_abort, mark_counted_drop, settle_cancelled
 from horde.database.kudos import append_movements, release_hold
 from horde.database.suspects import suspect_worker
 from horde.database.text_functions import (
@@ -432,9 +433,7 @@ def settle_cancelled_job(
     The caller cancelled the request in this transaction, so its row is locked and no submit is
     between the two steps. It is no sample of a speed, no drop of its worker, and is not restarted.
     """
-    if not TextProcessingGeneration.settle_cancelled(
-        session, job_id=job.id, character_count=character_count
-    ):
+    if not settle_cancelled(session, job_id=job.id, character_count=character_count):
         return False
     charge = compute_generation_charge(kudos)
     _charge_request(session, job, charge, now)
@@ -616,11 +615,9 @@ def _blame_worker(
 ) -> None:
     """Move the counters of a dropped job's worker, and announce the maintenance that may follow."""
     counts = not _is_estimate_at_fault(job, fault_reason) and (
-        TextProcessingGeneration.mark_counted_drop(
-            session, job_id=job.id, wp_id=job.wp_id, worker_id=job.worker_id
-        )
+        mark_counted_drop(session, job_id=job.id, wp_id=job.wp_id, worker_id=job.worker_id)
     )
-    drops_too_many = TextProcessingGeneration.log_worker_abort(
+    drops_too_many = log_worker_abort(
         session,
         worker_id=job.worker_id,
         refusal_rc=job.chat_refusal_rc,

@@ -41,6 +41,7 @@ from horde.classes.kobold.waiting_prompt import (
 )
 from horde.classes.kobold.worker import TextRequestFacts
 from horde.database.kudos import append_movements, release_hold
+from horde.database.request_endings import delete_requests, mark_cancelled
 from horde.database.styles import FoundStyle, count_use
 from horde.database.text_functions import TEXT_FAMILY, is_live
 from horde.database.users import Caller, charge_shared_key
@@ -323,7 +324,7 @@ def delete_inactive_request(
     `object_keys` are those that may be stored, when that is not all the row names.
     """
     named_by_row = None if object_keys is None else ()
-    TextWaitingPrompt.delete(session, [wp_id], only_inactive=True, object_keys=named_by_row)
+    delete_requests(session, [wp_id], only_inactive=True, object_keys=named_by_row)
     if session.scalar(select(requests.c.id).where(requests.c.id == wp_id)) is not None:
         return
     release_hold(session, upfront_hold_id(wp_id), now)
@@ -335,7 +336,7 @@ def cancel_text_request(session: Session, wp_id: UUID, now: datetime) -> bool:
     """Cancel a request; True for the one call that did it. Its hold ends with its last job, at once
     when none runs.
     """
-    if not TextWaitingPrompt.cancel(session, wp_id, now):
+    if not mark_cancelled(session, wp_id, now):
         return False
     release_hold_when_idle(session, wp_id, now)
     return True

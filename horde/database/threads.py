@@ -14,7 +14,7 @@ from uuid import UUID
 from sqlalchemy import ColumnElement, and_, delete, func, or_, select, update
 from sqlalchemy.orm import Session
 
-from horde import chat_signal, clock, metrics, model_reference, tally
+from horde import chat_signal, clock, metrics, model_reference, object_deletes, tally
 from horde.chat_progress import STALE_JOBS_PERIOD_SECONDS
 from horde.chat_signal import ChatEvent
 from horde.classes.base.kudos import upfront_hold_id
@@ -28,11 +28,11 @@ from horde.classes.kobold.queue_class import compute_queue_class
 from horde.classes.kobold.waiting_prompt import (
     TextWaitingPrompt,
     delete_stored_chat_images,
-    queue_chat_image_deletes,
     retry_chat_image_deletes,
 )
 from horde.config import Config
 from horde.database.kudos import FOLD_BATCH, fold_postings, release_hold, release_holds
+from horde.database.request_endings import list_object_keys
 from horde.database.samples import prune_samples, refresh_worker_speeds
 from horde.database.stats import (
     MODELS_REBUILD_SECONDS,
@@ -273,7 +273,7 @@ def _delete_expired_batch() -> int:
         object_keys = collect_expired_chat_image_keys(session, request_ids)
         # Before the commit: a process that dies right after it must leave no object that nothing
         # names.
-        queue_chat_image_deletes(object_keys)
+        object_deletes.queue_deletes(object_keys)
         release_holds(session, [upfront_hold_id(wp_id) for wp_id in request_ids], now)
         session.execute(
             delete(WaitingPrompt)
@@ -351,7 +351,7 @@ def collect_expired_chat_image_keys(session: Session, request_ids: Sequence[UUID
     """Keys of the stored objects of chat requests about to be deleted: their images and their
     messages.
     """
-    return TextWaitingPrompt.list_object_keys(session, request_ids)
+    return list_object_keys(session, request_ids)
 
 
 # Copies for every process

@@ -8,7 +8,6 @@ import hmac
 import secrets
 import threading
 import time
-import unicodedata
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -423,20 +422,6 @@ def charge_shared_key(session: Session, sharedkey_id: UUID, amount: Decimal) -> 
 
 
 # Making and changing accounts
-
-
-def clean_username(text: str) -> str:
-    """A name fit to be shown anywhere: no invisible characters, no angle brackets, single spaces.
-
-    Pages and clients that forget to escape a name must not become a hole.
-    """
-    visible = (" " if character.isspace() else character for character in text)
-    kept = (
-        character
-        for character in visible
-        if character not in "<>" and not unicodedata.category(character).startswith("C")
-    )
-    return " ".join("".join(kept).split())
 
 
 def create_user(

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from horde.shapes.base import Body, Query, ReasonBody, SparseAnswer, WholeNumber
 
+ANONYMOUS_KEY = "0000000000"
 MAX_USERNAME_LENGTH = 30
 MAX_ADJUSTMENT = 10**12
 """Kudos in one administrative change: far above any balance, far below what a column holds."""

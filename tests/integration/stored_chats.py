@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 
 from sqlalchemy import update
 
-from horde import r2, redis_ctrl
+from horde import object_deletes, r2, redis_ctrl
 from horde.chat.stored_objects import (
     build_chat_image_key,
     build_chat_image_reference,
@@ -16,7 +16,6 @@ from horde.chat.stored_objects import (
 )
 from horde.classes.kobold.queue_class import compute_queue_class
 from horde.classes.kobold.waiting_prompt import (
-    CHAT_IMAGE_DELETE_RETRY_KEY,
     TextWaitingPrompt,
     delete_stored_chat_images,
 )
@@ -137,7 +136,7 @@ def count_stored(keys: Sequence[str]) -> int:
 def list_waiting_deletes() -> set[str]:
     """The retry set."""
     members = redis_ctrl.call(
-        redis_ctrl.cache_db, lambda client: client.smembers(CHAT_IMAGE_DELETE_RETRY_KEY)
+        redis_ctrl.cache_db, lambda client: client.smembers(object_deletes.RETRY_KEY)
     )
     assert isinstance(members, set)
     return {str(member) for member in members}

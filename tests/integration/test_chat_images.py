@@ -19,7 +19,7 @@ from PIL import Image
 from sqlalchemy import delete, func, insert, select
 
 from devtools.services import ServiceAddresses
-from horde import image, r2, redis_ctrl
+from horde import image, object_deletes, r2, redis_ctrl
 from horde.actions import load_images, queue_requests, store_objects
 from horde.apis.requests import CONFIG_EXTENSION
 from horde.chat.stored_objects import count_inlined_bytes
@@ -28,7 +28,6 @@ from horde.classes.base.kudos import KudosReservation
 from horde.classes.base.stats import Filter
 from horde.classes.base.user import ANONYMOUS_KEY, UserRoleTypes
 from horde.classes.kobold.waiting_prompt import (
-    CHAT_IMAGE_DELETE_RETRY_KEY,
     TextWaitingPrompt,
     retry_chat_image_deletes,
 )
@@ -369,7 +368,7 @@ def test_a_refused_image_asks_nothing_of_the_store(horde: ChatHorde, gate: TcpGa
     """Not even a delete: while the store is away, keys that were never stored would fill the retry
     set.
     """
-    redis_ctrl.delete(CHAT_IMAGE_DELETE_RETRY_KEY)
+    redis_ctrl.delete(object_deletes.RETRY_KEY)
     gate.close()
     answer = horde.submit(messages=with_images(PICTURE, build_data_url(b"no image")), max_tokens=64)
     assert (answer.status_code, answer.json["rc"]) == (400, "SourceImageUnreadable")
@@ -577,7 +576,7 @@ def test_a_silent_store_holds_one_request_and_not_the_next(
     horde: ChatHorde, gate: TcpGate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither its put nor its deletes: those wait for the store."""
-    redis_ctrl.delete(CHAT_IMAGE_DELETE_RETRY_KEY)
+    redis_ctrl.delete(object_deletes.RETRY_KEY)
     forget_postings()
     config = horde.app.extensions[CONFIG_EXTENSION]
     silent = Door()

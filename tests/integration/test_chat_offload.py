@@ -14,10 +14,10 @@ import pytest
 from sqlalchemy import func, select
 
 from devtools.services import ServiceAddresses
-from horde import r2, redis_ctrl
+from horde import object_deletes, r2, redis_ctrl
 from horde.apis.requests import CONFIG_EXTENSION
 from horde.classes.base.kudos import KudosPosting, KudosReservation
-from horde.classes.kobold.waiting_prompt import CHAT_IMAGE_DELETE_RETRY_KEY, TextWaitingPrompt
+from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
 from horde.clock import utcnow
 from horde.database.text_requests import delete_inactive_request
 from horde.db import transaction
@@ -56,7 +56,7 @@ def module_horde(service_urls: ServiceAddresses, gate: TcpGate) -> Iterator[Chat
 @pytest.fixture
 def horde(module_horde: ChatHorde, gate: TcpGate) -> Iterator[ChatHorde]:
     start_anew()
-    redis_ctrl.delete(CHAT_IMAGE_DELETE_RETRY_KEY)
+    redis_ctrl.delete(object_deletes.RETRY_KEY)
     module_horde.take_nothing()
     yield module_horde
     open_store(gate)

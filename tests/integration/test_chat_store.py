@@ -20,18 +20,17 @@ import pytest
 from sqlalchemy import text
 
 from devtools.services import ServiceAddresses
-from horde import r2, redis_ctrl
+from horde import object_deletes, r2, redis_ctrl
 from horde.apis.requests import CONFIG_EXTENSION
 from horde.classes.kobold import waiting_prompt
 from horde.classes.kobold.waiting_prompt import (
-    CHAT_IMAGE_DELETE_RETRY_KEY,
     TextWaitingPrompt,
     delete_stored_chat_images,
-    queue_chat_image_deletes,
     retry_chat_image_deletes,
 )
 from horde.clock import utcnow
 from horde.database import threads
+from horde.database.request_endings import delete_requests
 from horde.database.sharedkeys import delete_shared_key
 from horde.database.text_requests import delete_inactive_request
 from horde.db import transaction
@@ -72,7 +71,7 @@ def module_horde(service_urls: ServiceAddresses, gate: TcpGate) -> Iterator[Chat
 @pytest.fixture
 def horde(module_horde: ChatHorde, gate: TcpGate) -> Iterator[ChatHorde]:
     start_anew()
-    redis_ctrl.delete(CHAT_IMAGE_DELETE_RETRY_KEY)
+    redis_ctrl.delete(object_deletes.RETRY_KEY)
     yield module_horde
     open_store(gate)
 
@@ -371,7 +370,7 @@ def test_nothing_goes_with_a_deletion_that_is_rolled_back(horde: ChatHorde) -> N
 
     def fail() -> None:
         with transaction() as session:
-            assert TextWaitingPrompt.delete(session, [request_id]) == 1
+            assert delete_requests(session, [request_id]) == 1
             raise RuntimeError("after the deletion")
 
     with pytest.raises(RuntimeError):
@@ -402,7 +401,7 @@ def test_objects_that_the_store_keeps_wait_and_go_when_it_is_back(
     assert find_request(request_id) is None, "the request does not wait for the store"
     assert list_waiting_deletes() == set(keys)
     assert (
-        redis_ctrl.call(redis_ctrl.cache_db, lambda client: client.ttl(CHAT_IMAGE_DELETE_RETRY_KEY))
+        redis_ctrl.call(redis_ctrl.cache_db, lambda client: client.ttl(object_deletes.RETRY_KEY))
         == -1
     )
     threads.check_waiting_prompts()
@@ -418,7 +417,7 @@ def test_objects_that_the_store_keeps_wait_and_go_when_it_is_back(
 
 def test_a_tick_retries_a_thousand(horde: ChatHorde, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = [f"{uuid4()}_chat_0.jpg" for _ in range(1005)]
-    assert queue_chat_image_deletes(keys) == []
+    assert object_deletes.queue_deletes(keys) == []
     assert retry_chat_image_deletes() == 1000
     assert len(list_waiting_deletes()) == 5
     assert retry_chat_image_deletes() == 5
@@ -431,7 +430,7 @@ def test_past_its_bound_the_set_takes_no_more_and_the_rest_is_logged(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(waiting_prompt, "MAX_CHAT_IMAGE_DELETE_RETRY_KEYS", 3)
+    monkeypatch.setattr(object_deletes, "MAX_RETRY_KEYS", 3)
     counting = Counting("horde.store.deletes")
     gate.close()
     with caplog.at_level(logging.ERROR):

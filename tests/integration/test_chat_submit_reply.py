@@ -15,11 +15,11 @@ import pytest
 from sqlalchemy import func, select, text, update
 
 from devtools.services import ServiceAddresses
+from horde.actions import chat_refusals
 from horde.classes.base.kudos import KudosPosting
 from horde.classes.base.worker import WorkerPerformance
 from horde.classes.kobold.chat_request import CHAT_WORKER_FAULT_MESSAGES
 from horde.classes.kobold.processing_generation import TextProcessingGeneration
-from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
 from horde.database import threads
 from horde.db import transaction
 from tests.integration._fake_chat_worker import (
@@ -620,8 +620,8 @@ def test_a_failed_record_does_not_change_the_answer(
         with transaction() as session:
             session.execute(text("SELECT 1 / 0"))
 
-    monkeypatch.setattr(TextWaitingPrompt, "record_chat_refusal", fail)
-    monkeypatch.setattr(TextWaitingPrompt, "record_chat_worker_fault", fail)
+    monkeypatch.setattr(chat_refusals, "record_chat_refusal", fail)
+    monkeypatch.setattr(chat_refusals, "record_chat_worker_fault", fail)
     _, job_id = start_job(horde)
     answer = horde.reply(job_id, finish_reason="eos")
     assert (answer.status_code, answer.json["rc"]) == (400, "ChatSubmitInvalid")

@@ -13,7 +13,8 @@ from flask.testing import FlaskClient
 from sqlalchemy import update
 
 from devtools.services import ServiceAddresses
-from horde.apis.site import STATIC_FILES, ModelLine, build_commands, list_model_lines
+from horde.actions.site import ModelLine, list_model_lines
+from horde.apis.site import STATIC_FILES, build_commands
 from horde.app import RESOURCE_MODULES
 from horde.classes.base.kudos import Account, EntryType, KudosPosting
 from horde.classes.base.team import Team

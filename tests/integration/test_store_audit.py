@@ -17,11 +17,9 @@ from sqlalchemy import text
 
 from devtools.s3 import Store
 from devtools.services import ServiceAddresses
-from horde import db, r2, redis_ctrl
+from horde import db, object_deletes, r2, redis_ctrl
 from horde.apis.requests import CONFIG_EXTENSION
 from horde.classes.kobold.waiting_prompt import (
-    CHAT_IMAGE_DELETE_RETRY_KEY,
-    queue_chat_image_deletes,
     retry_chat_image_deletes,
 )
 from horde.cli import _operating
@@ -75,7 +73,7 @@ def module_horde(service_urls: ServiceAddresses, gate: TcpGate) -> Iterator[Chat
 @pytest.fixture
 def horde(module_horde: ChatHorde, gate: TcpGate) -> Iterator[ChatHorde]:
     start_anew()
-    redis_ctrl.delete(CHAT_IMAGE_DELETE_RETRY_KEY)
+    redis_ctrl.delete(object_deletes.RETRY_KEY)
     assert r2.delete_objects([key for _, key in r2.list_objects()]) == []
     yield module_horde
     open_store(gate)
@@ -96,7 +94,7 @@ def test_objects_of_rows_and_of_the_retry_set_are_accounted_for(horde: ChatHorde
     make_stored_chat(horde.requester_id, image_count=2, is_offloaded=True)
     gone = make_stored_chat(horde.requester_id)
     forget_row(gone)
-    queue_chat_image_deletes(list_keys(gone))
+    object_deletes.queue_deletes(list_keys(gone))
     r2.put_object(f"{uuid4()}_src.webp", b"x", content_type="image/webp")
     report = audit()
     assert (report.objects, report.referenced, report.waiting_for_deletion, report.foreign) == (

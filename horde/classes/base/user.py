@@ -25,9 +25,9 @@ from sqlalchemy.orm import Mapped, mapped_column, relationship
 
 from horde.clock import utcnow
 from horde.db import Base
+from horde.shapes.users import ANONYMOUS_KEY as ANONYMOUS_KEY
 
 ANONYMOUS_ID = 0
-ANONYMOUS_KEY = "0000000000"
 ANONYMOUS_OAUTH_ID = "anon"
 WIPED = "<wiped>"  # username and oauth_id of an account that was erased
 MAX_USER_ID = 2**31 - 1

@@ -2,12 +2,10 @@
 """Text and chat requests."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
-from functools import partial
 from typing import Any, Final, Protocol
 from uuid import UUID
 
@@ -25,29 +23,23 @@ from sqlalchemy import (
     Uuid,
     bindparam,
     cast,
-    delete,
     func,
-    select,
-    text,
     update,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import Mapped, Session, mapped_column
 from sqlalchemy.sql.elements import Grouping
 
-from horde import metrics, r2, redis_ctrl
+from horde import object_deletes
 from horde.chat.flattening import count_image_parts
 from horde.chat.stored_objects import (
     build_chat_messages_key,
     build_jpeg_url,
-    list_stored_chat_object_keys,
     replace_stored_images,
 )
 from horde.chat.wire import ChatExtras, Message
-from horde.classes.base.waiting_prompt import LIVE, QUEUE_RANK, TerminalOutcome, WaitingPrompt
+from horde.classes.base.waiting_prompt import LIVE, QUEUE_RANK, WaitingPrompt
 from horde.classes.kobold.chat_request import (
-    CHAT_WORKER_FAULT_MESSAGES,
-    MAX_CHAT_FAULT_REASON_LENGTH,
     build_chat_job_payload,
     select_chat_transport,
 )
@@ -58,12 +50,10 @@ from horde.classes.kobold.pricing import (
     compute_upfront_estimate,
 )
 from horde.classes.kobold.worker import TextWorker
-from horde.db import WrittenJson, after_commit, table_of
+from horde.db import WrittenJson, table_of
 from horde.hot_session import keep
 from horde.json_text import survives_jsonb
 from horde.logger import get_logger
-from horde.redis_ctrl import RedisUnavailable
-from horde.return_codes import ReturnCode
 
 logger = get_logger(__name__)
 
@@ -71,22 +61,6 @@ MIN_CHAT_IMAGE_URL_SECONDS: Final = 600  # a worker may fetch late in a job that
 # Fetched right after the pop; a leaked URL is soon worth nothing.
 CHAT_MESSAGES_URL_SECONDS: Final = 120
 
-CHAT_IMAGE_DELETE_RETRY_KEY: Final = "horde:chat:image_delete_retry"
-MAX_CHAT_IMAGE_DELETE_RETRY_KEYS: Final = 100_000
-CHAT_IMAGE_DELETES_A_TICK: Final = 1000
-
-QUEUE_DELETES_SCRIPT: Final = """
-local room = tonumber(ARGV[1]) - redis.call('SCARD', KEYS[1])
-local left = {}
-for i = 2, #ARGV do
-    if room > 0 then
-        room = room - redis.call('SADD', KEYS[1], ARGV[i])
-    elseif redis.call('SISMEMBER', KEYS[1], ARGV[i]) == 0 then
-        left[#left + 1] = ARGV[i]
-    end
-end
-return left
-"""
 
 # What a text job's payload carries when the client did not say: the schema's defaults for these six
 # keys alone.
@@ -333,82 +307,6 @@ class TextWaitingPrompt(WaitingPrompt):
         }
         return session.scalar(_ACTIVATE, values) is not None
 
-    @staticmethod
-    def delete(
-        session: Session,
-        request_ids: Sequence[UUID],
-        *,
-        only_inactive: bool = False,
-        object_keys: Sequence[str] | None = None,
-    ) -> int:
-        """Delete requests with their jobs; their stored objects go once the caller's transaction is
-        committed.
-
-        How many it deleted. With `only_inactive` those that a worker may have seen are left alone.
-        Whoever knows what was stored so far gives `object_keys`: then these go, and not all that
-        the requests name.
-        """
-        if not request_ids:
-            return 0
-        rows = requests.c
-        condition = (
-            rows.id.in_(request_ids) & ~rows.active if only_inactive else rows.id.in_(request_ids)
-        )
-        deleted = session.execute(
-            delete(requests)
-            .where(condition)
-            .returning(rows.id, rows.is_chat, _IMAGE_URLS, rows.chat_messages_offloaded)
-        ).all()
-        keys = _list_object_keys(deleted) if object_keys is None else list(object_keys)
-        if keys:
-            after_commit(session, partial(delete_stored_chat_images, keys))
-        return len(deleted)
-
-    @staticmethod
-    def list_object_keys(session: Session, request_ids: Sequence[UUID]) -> list[str]:
-        """Keys of the stored objects of these requests: images and messages. No messages are loaded
-        for it.
-        """
-        rows = requests.c
-        statement = select(rows.id, rows.is_chat, _IMAGE_URLS, rows.chat_messages_offloaded)
-        return _list_object_keys(
-            session.execute(statement.where(rows.id.in_(request_ids), rows.is_chat)).all()
-        )
-
-    @staticmethod
-    def cancel(session: Session, wp_id: UUID, now: datetime) -> bool:
-        """Stop handing out a request's generations; True for the one call that did it.
-
-        Jobs in flight go on, are paid and keep their results. The first terminal outcome stands, so
-        a request that was done or faulted before stays that.
-        """
-        statement = (
-            update(TextWaitingPrompt)
-            .where(
-                TextWaitingPrompt.id == wp_id,
-                TextWaitingPrompt.terminal_outcome.is_(None),
-                ~TextWaitingPrompt.faulted,
-            )
-            .values(n=0, terminal_outcome=TerminalOutcome.CANCELLED, terminal_recorded_at=now)
-            .returning(TextWaitingPrompt.id)
-            .execution_options(synchronize_session=False)
-        )
-        return session.scalar(statement) is not None
-
-    @staticmethod
-    def record_chat_refusal(session: Session, wp_id: UUID, message: str, rc: ReturnCode) -> None:
-        """Keep why the horde refused a reply; a later refusal overwrites it."""
-        _write_fault(session, wp_id, message, rc)
-
-    @staticmethod
-    def record_chat_worker_fault(session: Session, wp_id: UUID, fault_reason: str) -> None:
-        """Keep the sentence for a worker's known fault reason; the worker's own text is never
-        stored.
-        """
-        message = CHAT_WORKER_FAULT_MESSAGES.get(fault_reason)
-        if message is not None:
-            _write_fault(session, wp_id, message, ReturnCode.CHAT_WORKER_FAULT)
-
 
 requests = table_of(TextWaitingPrompt)
 
@@ -438,11 +336,6 @@ def build_sent_columns(
     }
 
 
-# Postgres picks the URLs out. In lax mode a path passes over messages whose content is a string.
-_IMAGE_URLS = func.jsonb_path_query_array(
-    requests.c.messages, text("'$[*].content[*].image_url.url'")
-).label("image_urls")
-
 _ACTIVATE = keep(
     update(requests)
     .where(
@@ -461,126 +354,14 @@ _ACTIVATE = keep(
 )
 
 
-def _list_object_keys(rows: Sequence[Any]) -> list[str]:
-    keys: list[str] = []
-    for wp_id, is_chat, image_urls, is_offloaded in rows:
-        if is_chat:
-            keys.extend(
-                list_stored_chat_object_keys(wp_id, image_urls or (), is_offloaded=is_offloaded)
-            )
-    return keys
-
-
 def delete_stored_chat_images(keys: Sequence[str]) -> None:
-    """Delete objects whose request is gone; those the store keeps wait in the retry set. Best
-    effort.
-
-    Call it after the commit. A key for which neither works is logged, and its object may stay for
-    ever. Where no store is configured there is nothing to delete: a request names its images before
-    they are stored.
-    """
-    if not r2.is_configured():
-        return
-    kept = r2.delete_objects(keys)
-    metrics.store_deletes.add(len(keys) - len(kept), {"horde.outcome": "deleted"})
-    lost = queue_chat_image_deletes(kept)
-    metrics.store_deletes.add(len(kept) - len(lost), {"horde.outcome": "queued"})
-    if lost:
-        metrics.store_deletes.add(len(lost), {"horde.outcome": "lost"})
-        logger.error("horde.store.delete_lost", extra={"keys": lost})
-    _forget_queued_deletes(sorted(set(keys) - set(kept)))
-
-
-def queue_chat_image_deletes(keys: Sequence[str]) -> list[str]:
-    """Let keys wait for `retry_chat_image_deletes`. Those that found no place: all of them while
-    Redis is away.
-    """
-    if not r2.is_configured():
-        return []
-    lost: list[str] = []
-    for start in range(0, len(keys), CHAT_IMAGE_DELETES_A_TICK):
-        part = list(keys[start : start + CHAT_IMAGE_DELETES_A_TICK])
-        arguments: list[str | int | float] = [MAX_CHAT_IMAGE_DELETE_RETRY_KEYS, *part]
-        try:
-            left = redis_ctrl.run_script(
-                QUEUE_DELETES_SCRIPT, [CHAT_IMAGE_DELETE_RETRY_KEY], arguments, redis_ctrl.cache_db
-            )
-        except RedisUnavailable:
-            left = part
-        lost.extend(left if isinstance(left, list) else part)
-    return lost
+    """Delete objects whose request is gone, see `object_deletes`. Best effort, after the commit."""
+    object_deletes.delete_stored_objects(keys)
 
 
 def retry_chat_image_deletes() -> int:
-    """Try some of the waiting keys again, drawn at random so that a stubborn one holds up no other;
-    how many went.
-
-    Two at once do no harm: a missing object counts as deleted.
-    """
-    try:
-        drawn = redis_ctrl.call(
-            redis_ctrl.cache_db,
-            lambda client: client.srandmember(
-                CHAT_IMAGE_DELETE_RETRY_KEY, CHAT_IMAGE_DELETES_A_TICK
-            ),
-        )
-    except RedisUnavailable:
-        return 0
-    keys = [str(key) for key in drawn] if isinstance(drawn, list) else []
-    kept = set(r2.delete_objects(keys))
-    deleted = [key for key in keys if key not in kept]
-    metrics.store_deletes.add(len(deleted), {"horde.outcome": "deleted"})
-    _forget_queued_deletes(deleted)
-    return len(deleted)
-
-
-def count_queued_chat_image_deletes() -> int | None:
-    """How many keys wait for their deletion; None while Redis is away."""
-    try:
-        count = redis_ctrl.call(
-            redis_ctrl.cache_db, lambda client: client.scard(CHAT_IMAGE_DELETE_RETRY_KEY)
-        )
-    except RedisUnavailable:
-        return None
-    return count if isinstance(count, int) else 0
-
-
-def find_queued_chat_image_deletes(keys: Sequence[str]) -> set[str]:
-    """Which of these keys wait for their deletion. Raises RedisUnavailable."""
-    if not keys:
-        return set()
-    flags = redis_ctrl.call(
-        redis_ctrl.cache_db,
-        lambda client: client.smismember(CHAT_IMAGE_DELETE_RETRY_KEY, list(keys)),
-    )
-    return (
-        {key for key, is_member in zip(keys, flags, strict=True) if is_member}
-        if isinstance(flags, list)
-        else set()
-    )
-
-
-def _forget_queued_deletes(keys: Sequence[str]) -> None:
-    """Take keys out of the retry set; one that stays in it is deleted once more, which changes
-    nothing.
-    """
-    if keys:
-        with suppress(RedisUnavailable):
-            redis_ctrl.call(
-                redis_ctrl.cache_db, lambda client: client.srem(CHAT_IMAGE_DELETE_RETRY_KEY, *keys)
-            )
-
-
-def _write_fault(session: Session, wp_id: UUID, message: str, rc: ReturnCode) -> None:
-    session.execute(
-        update(TextWaitingPrompt)
-        .where(TextWaitingPrompt.id == wp_id)
-        .values(
-            chat_fault_reason=func.left(message, MAX_CHAT_FAULT_REASON_LENGTH),
-            chat_fault_rc=rc.value,
-        )
-        .execution_options(synchronize_session=False)
-    )
+    """Try some of the waiting deletes again, see `object_deletes`; how many went."""
+    return object_deletes.retry_deletes()
 
 
 # The queue as a pop reads it: class by class, each in queue order. The lengths come last, so that

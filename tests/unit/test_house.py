@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+"""The rooms of the code hold what the page on its architecture says: statements in `database`,
+transactions in `actions`, files that can be read at a sitting.
+"""
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PRODUCT = ROOT / "horde"
+BUILDERS = frozenset({"select", "insert", "update", "delete"})
+RUNNERS = frozenset({"execute", "scalar", "scalars"})
+OPENERS = frozenset({"transaction", "run_transaction", "reading", "single_statement"})
+
+# The two ways to reach a driver; statements are built and run with them in `database`.
+DRIVERS = frozenset({"db.py", "hot_session.py"})
+# The code map defines these beside the rows they change.
+MAPPED_STATEMENTS = {
+    ("classes/base/processing_generation.py", "fault_and_restart"),
+    ("classes/base/waiting_prompt.py", "mark_faulted_after_repeated_faults"),
+    ("classes/kobold/processing_generation.py", "_RENEW"),
+    ("classes/kobold/processing_generation.py", "renew_text_job_ttl"),
+    ("classes/kobold/processing_generation.py", "renew_text_job_lease"),
+    ("classes/kobold/waiting_prompt.py", "_ACTIVATE"),
+    ("classes/kobold/waiting_prompt.py", "_activate"),
+}
+# Edges of their own: commands, the clock, the server's start, and the bodies of periodic jobs.
+EDGES = ("actions/", "cli/", "background.py", "server.py", "db.py")
+JOBS_IN_DATABASE = {
+    "database/kudos.py",  # the fold of the ledger
+    "database/samples.py",
+    "database/suspects.py",  # runs after the commit of what gave rise to it
+    "database/threads.py",
+    "database/users.py",  # notes when accounts were last seen
+}
+MAX_LINES = 600
+# Longer today; a file leaves the list when it is split by topic, and none joins it.
+LONG_FILES = {
+    "classes/kobold/chat_request.py",
+    "config.py",
+    "database/_kudos_fold.py",
+    "database/text_functions.py",
+    "database/text_jobs.py",
+    "database/users.py",
+    "oai/app.py",
+}
+
+
+def list_modules() -> list[tuple[str, ast.Module]]:
+    """(path below horde/, syntax tree) of every module."""
+    return [
+        (path.relative_to(PRODUCT).as_posix(), ast.parse(path.read_text(encoding="utf-8")))
+        for path in sorted(PRODUCT.rglob("*.py"))
+    ]
+
+
+MODULES = list_modules()
+
+
+def iter_parts(module: ast.Module) -> Iterator[tuple[str, ast.AST]]:
+    """(name, tree) of each function, method and assignment of a module."""
+    for node in module.body:
+        if isinstance(node, ast.ClassDef):
+            for inner in node.body:
+                yield getattr(inner, "name", node.name), inner
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            yield node.targets[0].id, node
+        else:
+            yield getattr(node, "name", ""), node
+
+
+def find_sqlalchemy_names(module: ast.Module) -> set[str]:
+    """The names of statement builders that a module has imported."""
+    return {
+        alias.asname or alias.name
+        for node in ast.walk(module)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sqlalchemy")
+        for alias in node.names
+        if alias.name in BUILDERS
+    }
+
+
+def touches_statements(part: ast.AST, builders: set[str]) -> bool:
+    """Whether a part builds a statement, or sends one on a session or a connection."""
+    for call in ast.walk(part):
+        if not isinstance(call, ast.Call):
+            continue
+        if isinstance(call.func, ast.Name) and call.func.id in builders:
+            return True
+        if isinstance(call.func, ast.Attribute) and call.func.attr in RUNNERS:
+            owner = call.func.value
+            if isinstance(owner, ast.Name | ast.Attribute):
+                name = owner.id if isinstance(owner, ast.Name) else owner.attr
+                if name.lstrip("_") in {"session", "connection"}:
+                    return True
+    return False
+
+
+def test_statements_are_built_and_sent_in_database_alone() -> None:
+    elsewhere = {
+        (path, name)
+        for path, module in MODULES
+        if not path.startswith("database/") and path not in DRIVERS
+        for name, part in iter_parts(module)
+        if touches_statements(part, find_sqlalchemy_names(module))
+    }
+    assert elsewhere == MAPPED_STATEMENTS
+
+
+def test_transactions_are_opened_in_actions_and_at_the_edges_alone() -> None:
+    opening = {
+        path
+        for path, module in MODULES
+        if not path.startswith(EDGES)
+        for call in ast.walk(module)
+        if isinstance(call, ast.Call)
+        and getattr(call.func, "id", getattr(call.func, "attr", "")) in OPENERS
+    }
+    assert opening == JOBS_IN_DATABASE
+
+
+@pytest.mark.parametrize("path", [path for path, _ in MODULES])
+def test_a_file_is_short_enough_to_be_read(path: str) -> None:
+    count = len((PRODUCT / path).read_text(encoding="utf-8").splitlines())
+    assert (count > MAX_LINES) == (path in LONG_FILES)
+
+
+def test_no_import_hides_the_name_of_a_module_of_this_project() -> None:
+    """`from horde.x import y as z` sends readers looking for a file that does not exist."""
+    hidden = {
+        (path, alias.asname)
+        for path, module in MODULES
+        for node in ast.walk(module)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("horde")
+        for alias in node.names
+        if alias.asname not in {None, alias.name} and is_module(node.module or "", alias.name)
+    }
+    # Two modules of one name, in files that need both.
+    assert hidden == {
+        ("app.py", "user_routes"),
+        ("database/user_details.py", "shapes"),
+        ("oai/app.py", "anthropic_errors"),
+    }
+
+
+def is_module(package: str, name: str) -> bool:
+    """Whether a name of a package is a file or folder of this project."""
+    place = ROOT / package.replace(".", "/") / name
+    return place.is_dir() or place.with_suffix(".py").is_file()
+
+
+def test_the_table_of_layers_is_that_of_the_imports() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    layers = [
+        {name.strip().strip("()") for name in layer.split("|")}
+        for layer in contracts["contracts"][0]["layers"]
+    ]
+    page = (ROOT / "docs/explanation/architecture.md").read_text(encoding="utf-8")
+    table = page.partition("| Layer |")[2].partition("\n\n")[0]
+    rows = [set(re.findall(r"`(\w+)`", line.split(" | ")[0])) for line in table.splitlines()[2:]]
+    assert rows[:-1] == layers[:-1]
+    assert rows[-1] <= layers[-1]  # small modules, of which it names some
+
+
+def test_every_file_that_the_way_of_a_request_names_exists() -> None:
+    page = ROOT / "docs/explanation/a-request-file-by-file.md"
+    named = re.findall(r"`([\w/]+\.py|shapes/)`", page.read_text(encoding="utf-8"))
+    assert [path for path in named if not (PRODUCT / path).exists()] == []
