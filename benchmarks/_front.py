@@ -186,24 +186,47 @@ def read_memory_kib(process_id: int) -> int:
     return 0
 
 
+@dataclass(frozen=True)
+class FormOfStreams:
+    """A form of the front as a benchmark speaks it: what comes before a chunk's text, and with what
+    its last line begins.
+    """
+
+    name: str
+    path: str
+    text_mark: bytes
+    end_mark: bytes
+
+    def build_body(self, *, is_stream: bool) -> dict[str, Any]:
+        """The plainest call."""
+        return {
+            "model": MODEL,
+            "messages": [{"role": "user", "content": "Count."}],
+            "max_tokens": 64,
+            "stream": is_stream,
+        }
+
+
+CHAT = FormOfStreams("chat", "/v1/chat/completions", b'"content":"', b"data: [DONE]")
+MESSAGES = FormOfStreams("messages", "/v1/messages", b'"text":"', b"event: message_stop")
+
+
 class StreamClient:
     """One client that reads a stream and notes when each chunk that names its moment of posting
     came.
     """
 
-    def __init__(self, port: int) -> None:
-        self.port = port
+    def __init__(self, port: int, form: FormOfStreams = CHAT) -> None:
+        self.port, self.form = port, form
         self.request_id = ""
         self.delays: list[float] = []  # seconds from post to chunk
         self.has_finished = False
 
     async def run(self, is_open: asyncio.Event) -> None:
         """Ask, and read to the end. `is_open` is set once the answer has begun."""
-        body = json.dumps(
-            {"model": MODEL, "messages": [{"role": "user", "content": "Count."}], "stream": True}
-        ).encode()
+        body = json.dumps(self.form.build_body(is_stream=True)).encode()
         head = (
-            "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer"
+            f"POST {self.form.path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer"
             " 0000000000\r\nContent-Type: application/json\r\nContent-Length:"
             f" {len(body)}\r\nConnection: close\r\n\r\n"
         )
@@ -222,9 +245,9 @@ class StreamClient:
 
     def _take(self, line: bytes) -> None:
         now = time.perf_counter()
-        _, found, text = line.partition(b'"content":"@')
+        _, found, text = line.partition(self.form.text_mark + b"@")
         if found:
             # Entries read in one go share a chunk.
             stamps = text.partition(b'"')[0].split(b"@")
             self.delays += [now - float(stamp) for stamp in stamps if stamp]
-        self.has_finished |= line.startswith(b"data: [DONE]")
+        self.has_finished |= line.startswith(self.form.end_mark)

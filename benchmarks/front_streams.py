@@ -24,7 +24,15 @@ from redis.asyncio import Redis
 
 from benchmarks._bodies import build_chat_request
 from benchmarks._counters import read_tree_cpu
-from benchmarks._front import WORKER_ID, ScriptedApi, StreamClient, read_memory_kib, running_front
+from benchmarks._front import (
+    CHAT,
+    WORKER_ID,
+    FormOfStreams,
+    ScriptedApi,
+    StreamClient,
+    read_memory_kib,
+    running_front,
+)
 from benchmarks._http import Timings
 from benchmarks._load import Parties, introduce_workers, name_worker
 from benchmarks._stack import make_account, own_database, running_api, season_workers
@@ -109,7 +117,9 @@ def parse_options(words: Sequence[str]) -> tuple[Options, bool]:
 # Streams
 
 
-async def measure_streams(redis_url: str, count: int, seconds: int, log: Path) -> StreamRow:
+async def measure_streams(
+    redis_url: str, count: int, seconds: int, log: Path, form: FormOfStreams = CHAT
+) -> StreamRow:
     """Open streams on a new front, post to each once a second, and read what arrives."""
     async with ScriptedApi().running() as api:
         with running_front(f"http://127.0.0.1:{api.port}/api", redis_url, log, streams=count) as (
@@ -118,19 +128,25 @@ async def measure_streams(redis_url: str, count: int, seconds: int, log: Path) -
         ):
             client = Redis.from_url(redis_url)
             try:
-                await run_streams(api, client, port, WARM_UP_STREAMS, 1, process_id)
-                return await run_streams(api, client, port, count, seconds, process_id)
+                await run_streams(api, client, port, WARM_UP_STREAMS, 1, process_id, form)
+                return await run_streams(api, client, port, count, seconds, process_id, form)
             finally:
                 await client.aclose()
 
 
 async def run_streams(
-    api: ScriptedApi, client: Redis, port: int, count: int, seconds: int, process_id: int
+    api: ScriptedApi,
+    client: Redis,
+    port: int,
+    count: int,
+    seconds: int,
+    process_id: int,
+    form: FormOfStreams = CHAT,
 ) -> StreamRow:
     """One load. The first post opens each stream, outside of what is measured."""
     memory_before = read_memory_kib(process_id)
     api.texts.clear()
-    readers, tasks = [StreamClient(port) for _ in range(count)], []
+    readers, tasks = [StreamClient(port, form) for _ in range(count)], []
     opened = [asyncio.Event() for _ in readers]
     async with asyncio.timeout(OPENING_SECONDS):
         for start in range(0, count, 50):

@@ -135,3 +135,12 @@ def test_the_lists_benchmark_costs_each_list_three_statements_at_most(
     costs = {name: row["statements"] for name, row in rows.items()}
     assert costs.pop("models") == 4  # computed by a job every ten seconds, and shared
     assert max(costs.values()) <= 3
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_forms_prints_a_row_for_each(service_urls: ServiceAddresses) -> None:
+    answer = run_benchmark(service_urls, "front_forms", "--quick", "--json")
+    assert answer.returncode == 0, answer.stderr
+    rows = json.loads(answer.stdout)
+    assert [row["form"] for row in rows] == ["chat", "messages"]
+    assert all(row["call_ms"] > 0 for row in rows)

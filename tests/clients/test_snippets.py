@@ -6,6 +6,7 @@ model.
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import httpx
@@ -16,6 +17,7 @@ from tests.clients._worker import MODEL
 from tests.clients.conftest import Stack
 
 PAGE = ROOT / "docs" / "how-to" / "use-openai-clients.md"
+ANTHROPIC_PAGE = ROOT / "docs" / "how-to" / "use-anthropic-clients.md"
 OPERATORS_PAGE = ROOT / "docs" / "how-to" / "run-the-front.md"
 PRINTED_ADDRESS = "http://127.0.0.1:7010"
 SECONDS = 240
@@ -32,7 +34,12 @@ def fill_in(text: str, stack: Stack) -> str:
     return re.sub(r"\bMODEL\b", MODEL, re.sub(r"\bKEY\b", stack.client.key, text))
 
 
-BLOCKS = list_blocks(ROOT / "README.md") + list_blocks(PAGE)
+BLOCKS = [
+    *list_blocks(ROOT / "README.md"),
+    *list_blocks(PAGE),
+    # Its other shell examples start programs of their own, which have tests of their own.
+    *[block for block in list_blocks(ANTHROPIC_PAGE) if block[0] != "sh" or "curl" in block[1]],
+]
 
 
 def run(command: list[str], text: str, stack: Stack, folder: Path) -> str:
@@ -68,6 +75,9 @@ def test_every_example_for_clients_runs(
         printed = run(["sh", "-e"], text, stack, tmp_path)
         assert '"object":"error"' not in printed
         assert '{"error"' not in printed
+        assert '"type":"error"' not in printed
+    elif language == "python" and "from anthropic" in text:
+        printed = run([sys.executable, "-"], text, stack, tmp_path)
     elif language == "python":
         printed = run([str(request.getfixturevalue("client_python")), "-"], text, stack, tmp_path)
     else:
