@@ -122,7 +122,11 @@ class BodyReader:
         return await asyncio.get_running_loop().run_in_executor(self._threads, do)
 
     async def _fill(
-        self, buffer: bytearray, incoming: "IncomingBody", deadline: float, limit_bytes: int
+        self,
+        buffer: bytearray,
+        incoming: "IncomingBody",
+        deadline: float,
+        limit_bytes: int = MAX_CHAT_BODY_BYTES,
     ) -> None:
         while not incoming.is_complete:
             try:
