@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, Route
+from playwright.sync_api import Page, Route, expect
 
 from horde.oai.page import FILES
 from horde.web.files import HEADERS, KINDS
@@ -182,6 +182,63 @@ def test_what_is_nested_beyond_measure_is_shown_as_it_is(page: Page) -> None:
         shown = render(page, text)
         assert shown.count("<") == 2, "one paragraph"
     assert "<hr>" in render(page, "-" * 200)
+
+
+PLANTED = "<img src=x onerror=\"document.title='broken in'\"><script>document.title=1</script>"
+
+
+def serve_planted(route: Route) -> None:
+    """The page before a front whose every word is markup."""
+    path = route.request.url.removeprefix(ADDRESS)
+    if path == "/page.json":
+        route.fulfill(json={"title": PLANTED, "site": f"{ADDRESS}/"})
+    elif path == "/v1/models":
+        card = {
+            "id": PLANTED,
+            "context_length": 1,
+            "architecture": {"input_modalities": [PLANTED]},
+            "top_provider": {"max_completion_tokens": 1},
+            "supported_parameters": [],
+            "x_horde": {"workers": 1},
+        }
+        route.fulfill(json={"data": [card]})
+    elif path == "/v1/chat/completions" and "fail" in str(route.request.post_data):
+        error = {"message": PLANTED, "code": PLANTED, "metadata": {"request_id": PLANTED}}
+        route.fulfill(status=502, json={"error": error}, headers={"Retry-After": PLANTED})
+    elif path == "/v1/chat/completions":
+        call = {"id": PLANTED, "function": {"name": PLANTED, "arguments": PLANTED}}
+        deltas = [{"reasoning_content": PLANTED}, {"content": PLANTED}, {"tool_calls": [call]}]
+        chunks: list[dict[str, Any]] = [
+            {"model": PLANTED, "choices": [{"delta": delta}]} for delta in deltas
+        ]
+        horde = {"worker_name": PLANTED, "kudos": 1, "queue_wait_seconds": None}
+        chunks.append({"choices": [{"delta": {}, "finish_reason": PLANTED}], "x_horde": horde})
+        events = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks)
+        route.fulfill(body=f"{events}data: [DONE]\n\n", content_type="text/event-stream")
+    else:
+        serve_file(route)
+
+
+def test_markup_in_names_facts_errors_and_files_is_text(visits: Visits, tmp_path: Path) -> None:
+    visit = visits.open(f"{ADDRESS}/", route=serve_planted)
+    page = visit.page
+    expect(page.locator("#model")).to_have_value(PLANTED)
+    for text in (PLANTED, "fail"):
+        page.fill("#message", text)
+        page.press("#message", "Enter")
+        page.wait_for_selector("#send", state="visible")
+    expect(page.locator(".answered .facts").first).to_contain_text("<script>")
+    expect(page.locator(".error p").first).to_have_text(PLANTED)
+    file = tmp_path / "file.json"
+    exchange = {"asked": {"text": PLANTED, "images": [PLANTED]}, "replies": [{"text": PLANTED}]}
+    planted = {"id": "x", "title": PLANTED, "exchanges": [exchange]}
+    file.write_text(json.dumps({"format": "horde-chat", "conversations": [planted]}))
+    page.set_input_files("#import-file", file)
+    expect(page.locator("#list-facts")).to_have_text("1 conversation imported.")
+    page.locator("#list .open").last.click()
+    expect(page.locator(".asked")).to_contain_text("<script>")
+    assert page.title() == f"{PLANTED} chat"
+    assert page.locator("body").locator("img, script").count() == 0
 
 
 # --- a reply that grows
