@@ -29,6 +29,11 @@ CLAUDE_CODE_REQUIREMENTS = (
     ROOT / "tests/clients/claude_code/package.json",
     ROOT / "tests/clients/claude_code/package-lock.json",
 )
+CODEX_FOLDER = ROOT / ".dev" / "codex"
+CODEX_REQUIREMENTS = (
+    ROOT / "tests/clients/codex/package.json",
+    ROOT / "tests/clients/codex/package-lock.json",
+)
 
 # The package unpacks its browser below TMPDIR and prints where.
 UNPACK_BROWSER = (
@@ -83,6 +88,15 @@ def require_claude_code() -> Path:
     if not programs:
         raise bootstrap.SetupError("there is no Claude Code for this machine")
     return programs[0]
+
+
+def require_codex() -> tuple[Path, Path]:
+    """Node, and the script that starts Codex CLI with it. Raises SetupError."""
+    install_packages(CODEX_FOLDER, CODEX_REQUIREMENTS)
+    script = CODEX_FOLDER / "node_modules" / "@openai" / "codex" / "bin" / "codex.js"
+    if not any(CODEX_FOLDER.glob("node_modules/@openai/codex-*")):
+        raise bootstrap.SetupError("there is no Codex CLI for this machine")
+    return find_node_package() / "bin" / "node", script
 
 
 def find_node_package() -> Path:

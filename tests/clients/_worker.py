@@ -14,7 +14,7 @@
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -210,6 +210,35 @@ class AnsweringWorker:
         for thread in self._threads:
             thread.join()
         self._http.close()
+
+
+class SteppingWorker(AnsweringWorker):
+    """Does an agent's task step by step: a call for each result that came, then the last word, which
+    whoever offers no tools gets at once.
+    """
+
+    def __init__(
+        self,
+        api_url: str,
+        key: str,
+        model: str,
+        steps: Sequence[tuple[str, dict[str, Any]]],
+        last: str,
+    ) -> None:
+        super().__init__(api_url, key, f"worker of {model}", model, max_context_length=131072)
+        self._steps, self._last = steps, last
+
+    def serve(self, job: Job) -> None:
+        """The next step of the task."""
+        payload = job["payload"]
+        done = sum(message["role"] == "tool" for message in payload["messages"])
+        if not payload.get("tools") or done == len(self._steps):
+            self.reply(job, [self._last])
+            return
+        name, arguments = self._steps[done]
+        called = {"name": name, "arguments": json.dumps(arguments)}
+        call = {"id": "call_1", "type": "function", "function": called}
+        self.submit(job, f"Step {done + 1}.", tool_calls=[call])
 
 
 def choose_function(payload: Job) -> str:

@@ -18,7 +18,7 @@ import pytest
 
 from devtools import clients
 from tests.acceptance._stack import Account
-from tests.clients._worker import AnsweringWorker, Job, run_worker
+from tests.clients._worker import SteppingWorker, run_worker
 from tests.clients.conftest import Stack, require
 
 SECONDS = 240
@@ -27,30 +27,15 @@ TASK = "How many lines has fruits.txt? Write the number into count.txt."
 DONE = "fruits.txt has 3 lines."
 
 
-class AgentWorker(AnsweringWorker):
-    """Reads a file, writes another, and says so: one step for each result that came."""
+class AgentWorker(SteppingWorker):
+    """Reads a file, writes another, and says so."""
 
     def __init__(self, api_url: str, key: str, folder: Path) -> None:
-        super().__init__(api_url, key, "agents' worker", AGENT_MODEL, max_context_length=131072)
-        self._steps = [
+        steps = [
             ("Read", {"file_path": str(folder / "fruits.txt")}),
             ("Write", {"file_path": str(folder / "count.txt"), "content": "3\n"}),
         ]
-
-    def serve(self, job: Job) -> None:
-        """The next step of the task; a title for whoever offers no tools."""
-        payload = job["payload"]
-        if not payload.get("tools"):
-            self.reply(job, ["Counting fruits"])
-            return
-        done = sum(message["role"] == "tool" for message in payload["messages"])
-        if done == len(self._steps):
-            self.reply(job, [DONE])
-            return
-        name, arguments = self._steps[done]
-        called = {"name": name, "arguments": json.dumps(arguments)}
-        call = {"id": "call_1", "type": "function", "function": called}
-        self.submit(job, f"Step {done + 1}.", tool_calls=[call])
+        super().__init__(api_url, key, AGENT_MODEL, steps, DONE)
 
 
 class ClosedDoor:

@@ -28,12 +28,14 @@ TOKENS = 26
 type Seen = dict[str, Any]
 
 
-def run_script(command: list[str], stack: Stack, folder: Path) -> Seen:
+def run_script(
+    command: list[str], stack: Stack, folder: Path, environment: dict[str, str] | None = None
+) -> Seen:
     """What a script printed last."""
     done = subprocess.run(
         command,
         cwd=folder,
-        env=stack.build_environment(),
+        env=environment or stack.build_environment(),
         capture_output=True,
         text=True,
         timeout=SECONDS,

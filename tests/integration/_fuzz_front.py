@@ -10,7 +10,7 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from random import Random
 from typing import Any
@@ -21,6 +21,7 @@ from horde.config import FrontConfig
 from tests.fuzz import KEY_MARK, MARKER, Attack, Attacker, Example
 from tests.integration import _fuzz_messages
 from tests.integration._fuzz_horde import ALL_FEATURES, FULL_CHAT, FuzzHorde, fuzz_horde
+from tests.integration._fuzz_responses import list_response_examples, list_response_stream_faults
 from tests.integration.chat_front import run_front, run_native
 
 # Of processor time of front and API together, which a busy machine does not stretch.
@@ -58,6 +59,7 @@ class FuzzFront:
 
     def __init__(self, horde: FuzzHorde, url: str) -> None:
         self.horde = horde
+        self.only: Callable[[str], list[Example]] | None = None  # what alone is attacked
         self.is_for_messages = False  # Anthropic's form is attacked, instead of OpenAI's
         self.statuses: Counter[int] = Counter()
         self.codes: Counter[str] = Counter()
@@ -77,6 +79,8 @@ class FuzzFront:
     def list_examples(self) -> list[Example]:
         """Bodies that the front serves, and its other routes."""
         key = self.horde.chat.requester_key
+        if self.only is not None:
+            return self.only(key)
         if self.is_for_messages:
             return _fuzz_messages.list_message_examples(key)
         whole = FULL_CHAT | {"horde": {"slow_workers": True, "max_kudos": 100_000}}
@@ -115,7 +119,7 @@ class FuzzFront:
             Example("GET", "/v1/models", query={"a": "b"}),
             Example("GET", "/v1/models/*"),
             Example("GET", "/v1/*"),
-            Example("POST", "/v1/responses", {"input": MARKER}, key=key),
+            *list_response_examples(key),
             Example("GET", "/health"),
         ]
 
@@ -232,6 +236,8 @@ def list_stream_faults(headers: dict[str, str], body: bytes, *, is_message: bool
         return []
     if is_message:
         return _fuzz_messages.list_stream_faults(body)
+    if body.startswith((b"event: response.", b": ")) and b"[DONE]" not in body:
+        return list_response_stream_faults(body)
     events = [
         line.removeprefix(b"data: ") for line in body.split(b"\n") if line.startswith(b"data: ")
     ]
@@ -298,6 +304,8 @@ def fuzz_front(service_urls: ServiceAddresses, name: str) -> Iterator[FuzzFront]
             poll_seconds=0.05,
             no_worker_grace_seconds=2.0,
             models_cache_seconds=0.0,
+            responses_redis_url=f"{service_urls.redis_url}/9",
+            responses_key_secret="a-secret-of-the-tests",
         )
         with run_front(config) as url:
             front = FuzzFront(horde, url)

@@ -10,6 +10,7 @@ import pytest
 
 from devtools.services import ServiceAddresses
 from tests.integration._fuzz_front import FuzzFront, fuzz_front
+from tests.integration._fuzz_responses import list_response_examples
 
 SEED = 6
 ATTACK_COUNT = 500
@@ -19,6 +20,18 @@ ATTACK_COUNT = 500
 def front(service_urls: ServiceAddresses) -> Iterator[FuzzFront]:
     with fuzz_front(service_urls, "front_fuzz") as front:
         yield front
+
+
+@pytest.mark.slow
+def test_90_no_mutated_response_does_harm(front: FuzzFront) -> None:
+    front.only = list_response_examples
+    front.statuses.clear()
+    try:
+        front.attack(Random(SEED), ATTACK_COUNT)
+    finally:
+        front.only = None
+    assert not front.problems, f"{len(front.problems)} problems\n" + "\n".join(front.problems[:20])
+    assert front.statuses[200] > ATTACK_COUNT / 50
 
 
 @pytest.mark.slow
