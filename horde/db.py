@@ -5,12 +5,12 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
-from sqlalchemy import Connection, Dialect, Engine, Table, Text, TypeDecorator, event, insert
+from sqlalchemy import Dialect, Engine, Table, Text, TypeDecorator, event, insert, inspect
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -92,19 +92,11 @@ def connect(config: Config, *, answer_seconds: float | None = None) -> Engine:
         executemany_mode="values_plus_batch",  # several rows in one round trip
     )
     reading_engine = engine.execution_options(**{READS_ALONE: True})
-    event.listen(reading_engine, "engine_connect", _switch_to_autocommit)
     event.listen(engine, "checkin", _switch_to_transactions)
     sessions = partial(HotSession, engine, begins=True)
     reading_sessions = partial(HotSession, reading_engine, begins=False)
     state.set(DatabaseState(engine, sessions, reading_sessions))
     return engine
-
-
-def _switch_to_autocommit(connection: Connection) -> None:
-    """By the driver's own switch: SQLAlchemy's isolation level would send a SET with every
-    connection given back.
-    """
-    connection.connection.dbapi_connection.autocommit = True  # type: ignore[union-attr]
 
 
 def _switch_to_transactions(dbapi_connection: Any, _record: object) -> None:
@@ -172,17 +164,37 @@ def transaction() -> Iterator[Session]:
     _run_after_commit(session)
 
 
-@contextmanager
-def reading() -> Iterator[Session]:
+def reading() -> AbstractContextManager[Session]:
     """A session for reads alone, each statement by itself: no BEGIN and no COMMIT go over the wire.
 
     What it loads belongs to no session afterwards. Raises ServiceUnavailable when the database is
     away.
     """
+    return _without_transaction()
+
+
+@contextmanager
+def single_statement() -> Iterator[Session]:
+    """A session for one conditional write that stands alone: it is its own transaction, so nothing
+    but it goes over the wire. What `execute_later` sends before it belongs to the same transaction.
+
+    What `after_commit` gathered runs at the end. Raises ServiceUnavailable when the database is
+    away.
+    """
+    with _without_transaction(sends_once=True) as session:
+        yield session
+        # What a session of a test's own transaction needs; the driver has committed before.
+        session.commit()
+
+
+@contextmanager
+def _without_transaction(*, sends_once: bool = False) -> Iterator[Session]:
     sessions = state.get().reading_sessions
     if sessions is None:
         raise RuntimeError(NOT_CONNECTED)
-    session = cast(Session, sessions())
+    hot = sessions()
+    hot.sends_once = sends_once
+    session = cast(Session, hot)
     try:
         yield session
     except PoolTimeoutError as error:
@@ -196,20 +208,6 @@ def reading() -> Iterator[Session]:
     _run_after_commit(session)
 
 
-@contextmanager
-def single_statement() -> Iterator[Session]:
-    """A session for one conditional write that stands alone: it is its own transaction, so nothing
-    but it goes over the wire.
-
-    What `after_commit` gathered runs at the end. Raises ServiceUnavailable when the database is
-    away.
-    """
-    with reading() as session:
-        yield session
-        # What a session of a test's own transaction needs; the driver has committed before.
-        session.commit()
-
-
 def table_of(model: type[Base]) -> Table:
     """The table behind a row class. Statements of hot paths are built over it once, when their
     module is imported.
@@ -220,12 +218,33 @@ def table_of(model: type[Base]) -> Table:
     return cast(Table, model.__table__)
 
 
+def build_detached[R: Base](model: type[R], values: Mapping[str, Any]) -> R:
+    """An object of a row class that belongs to no session, with these columns as loaded.
+
+    Its constructor would tell SQLAlchemy of each column, which costs ten times as much.
+    """
+    row = cast(R, inspect(model).class_manager.new_instance())
+    vars(row).update(values)
+    return row
+
+
 def insert_rows(session: Session, table: Table, rows: Sequence[Mapping[str, object]]) -> None:
     """Insert rows that name the same columns, in one round trip."""
     if len(rows) == 1:
         session.execute(keep_insert(table, tuple(rows[0])), dict(rows[0]))
     elif rows:
         session.execute(insert(table), [dict(row) for row in rows])
+
+
+def execute_later(session: Session, statement: Any, parameters: Mapping[str, Any]) -> None:
+    """Send a kept statement in the round trip of the next one, or of the commit: for what nobody
+    waits for the outcome of.
+    """
+    hot: object = session  # a test may have an ordinary one
+    if isinstance(hot, HotSession):
+        hot.execute_later(statement, parameters)
+    else:
+        session.execute(statement, dict(parameters))
 
 
 def after_commit(session: Session, call: Callable[[], object]) -> None:
@@ -245,6 +264,18 @@ def run_transaction[T](work: Callable[[Session], T]) -> T:
 
     def attempt() -> T:
         with transaction() as session:
+            return work(session)
+
+    return retry_deadlocks(attempt)
+
+
+def run_single_statement[T](work: Callable[[Session], T]) -> T:
+    """As `run_transaction`, for work that writes with one statement: it needs no BEGIN and no
+    COMMIT.
+    """
+
+    def attempt() -> T:
+        with single_statement() as session:
             return work(session)
 
     return retry_deadlocks(attempt)

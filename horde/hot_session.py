@@ -8,7 +8,7 @@ on the same connection and in the same transaction.
 """
 
 from collections import namedtuple
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Self, cast
 
@@ -16,8 +16,12 @@ import psycopg2
 from sqlalchemy import Connection, Engine, Insert, Table, bindparam, insert
 from sqlalchemy.exc import DBAPIError, MultipleResultsFound, NoResultFound
 from sqlalchemy.orm import Session, SessionTransaction
+from sqlalchemy.pool import PoolProxiedConnection
 
-_BEGIN = "BEGIN; "
+# What is sent, and its parameters as the driver takes them.
+type _Sent = tuple[str, dict[str, Any] | None]
+
+_BEGIN: _Sent = ("BEGIN", None)
 
 
 class _Kept:
@@ -115,12 +119,12 @@ def keep_insert(table: Table, names: tuple[str, ...]) -> Insert:
     return keep(insert(table).values(values))
 
 
-def _find_kept(statement: object, connection: Connection) -> _Kept | None:
+def _find_kept(statement: object, engine: Engine) -> _Kept | None:
     known = _kept.get(id(statement))
     if known is None or known[0] is not statement:
         return None
     if not known[1]:
-        known[1].append(_Kept(statement, connection.dialect))
+        known[1].append(_Kept(statement, engine.dialect))
     return known[1][0]
 
 
@@ -169,16 +173,21 @@ class HotSession:
     """As a `Session`, over one connection of an engine that it takes at its first statement.
 
     `begins` makes all statements one transaction, which is begun together with the first of them.
+    `sends_once` refuses a second round trip: what goes in one is a transaction without being begun.
     Whatever is no kept statement goes to a session of SQLAlchemy on the same connection.
     """
 
     def __init__(self, engine: Engine, *, begins: bool) -> None:
         self.info: dict[str, Any] = {}
+        self.sends_once = False
         self._engine, self._begins = engine, begins
-        self._connection: Connection | None = None
+        self._pooled: PoolProxiedConnection | None = None
         self._driver: Any = None
+        self._connection: Connection | None = None
         self._session: Session | None = None
         self._is_open = False  # whether BEGIN was sent
+        self._has_sent = False
+        self._waiting: list[_Sent] = []
 
     def __enter__(self) -> Self:
         return self
@@ -193,14 +202,24 @@ class HotSession:
 
     def execute(self, statement: Any, parameters: Any = None, **options: Any) -> Any:
         """As of a session; rows of a kept statement are plain."""
-        connection = self._require_connection()
-        kept = None if options else _find_kept(statement, connection)
+        kept = None if options else _find_kept(statement, self._engine)
         if kept is not None and (parameters is None or isinstance(parameters, Mapping)):
-            return self._send(connection, kept, parameters)
+            return self._send(kept, parameters)
         if options or _needs_session(statement):
             return self._require_session().execute(statement, parameters, **options)
-        self._prepare(connection)
-        return connection.execute(statement, parameters)
+        self._prepare()
+        return self._require_connection().execute(statement, parameters)
+
+    def execute_later(self, statement: Any, parameters: Mapping[str, Any]) -> None:
+        """Send a kept statement in the same round trip as whatever comes next, the commit at the
+        latest. Its rows are never seen, and what it fails with is raised then.
+        """
+        kept = _find_kept(statement, self._engine)
+        if kept is None:
+            raise ValueError("only a kept statement can be sent later")
+        if self._session is not None:
+            self._session.flush()
+        self._waiting.append((kept.text, kept.build_parameters(parameters)))
 
     def scalar(self, statement: Any, parameters: Any = None, **options: Any) -> Any:
         """The first value of the first row."""
@@ -224,7 +243,9 @@ class HotSession:
         """
         if self._session is not None:
             self._session.flush()
-        if self._is_open:
+        if self._waiting and not self._begins:
+            self._say()
+        elif self._waiting or self._is_open:
             outcome = self._say("COMMIT")
             self._is_open = False
             if outcome != "COMMIT":
@@ -232,16 +253,18 @@ class HotSession:
 
     def rollback(self) -> None:
         """Undo what was done."""
+        self._waiting.clear()
         if self._session is not None:
             self._session.expunge_all()
-        if self._is_open and self._connection is not None and not self._connection.invalidated:
+        is_lost = self._connection is not None and self._connection.invalidated
+        if self._is_open and not is_lost:
             self._is_open = False
             self._say("ROLLBACK")
 
     def invalidate(self) -> None:
         """Have the connection closed instead of given back."""
-        if self._connection is not None and not self._connection.invalidated:
-            self._connection.invalidate()
+        if self._driver is not None and not self._require_connection().invalidated:
+            self._require_connection().invalidate()
 
     def close(self) -> None:
         """Give the connection back, in no transaction."""
@@ -254,60 +277,96 @@ class HotSession:
             self._session.close()
         if self._connection is not None:
             self._connection.close()
+        elif self._pooled is not None:
+            self._pooled.close()
 
-    def _require_connection(self) -> Connection:
-        if self._connection is None:
-            self._connection = self._engine.connect()
-            self._driver = self._connection.connection.dbapi_connection
+    def _require_driver(self) -> Any:
+        """The driver's connection, taken from the pool at the first statement."""
+        if self._driver is None:
+            self._pooled = _take_from_pool(self._engine)
+            self._driver = self._pooled.dbapi_connection
             # The driver would send BEGIN by itself, as a round trip of its own.
             self._driver.autocommit = True
+            if self._engine._has_events:
+                self._require_connection()  # somebody wants to know what SQLAlchemy begins
+        return self._driver
+
+    def _require_connection(self) -> Connection:
+        """SQLAlchemy's connection around the driver's, for what is no kept statement and for
+        failures: it costs as much as a statement.
+        """
+        if self._connection is None:
+            self._require_driver()
+            self._connection = Connection(self._engine, connection=self._pooled)
             if self._begins:
                 self._connection.begin()
         return self._connection
 
     def _require_session(self) -> Session:
-        connection = self._require_connection()
         if self._session is None:
-            self._session = Session(connection, expire_on_commit=False)
-        self._prepare(connection)
+            self._session = Session(self._require_connection(), expire_on_commit=False)
+        self._prepare()
         return self._session
 
-    def _prepare(self, connection: Connection) -> None:
-        """What has to have happened before a statement that does not begin the transaction."""
+    def _prepare(self) -> None:
+        """What has to have happened before a statement that is not sent by us."""
         if self._session is not None:
             self._session.flush()
-        if self._begins and not self._is_open:
-            self._say("BEGIN")
-            self._is_open = True
+        if self._waiting or (self._begins and not self._is_open):
+            self._run().close()
 
-    def _send(self, connection: Connection, kept: _Kept, values: Mapping[str, Any] | None) -> Rows:
+    def _send(self, kept: _Kept, values: Mapping[str, Any] | None) -> Rows:
         if self._session is not None:
             self._session.flush()
-        text, parameters = kept.text, kept.build_parameters(values)
-        if self._begins and not self._is_open:
-            text, self._is_open = _BEGIN + text, True
-        cursor = self._run(connection, text, parameters)
+        cursor = self._run((kept.text, kept.build_parameters(values)))
         rows = Rows(kept.fetch_rows(cursor), cursor.rowcount)
         cursor.close()
         return rows
 
-    def _say(self, word: str) -> str:
+    def _say(self, *words: str) -> str:
         """What the server calls what it did."""
-        cursor = self._run(self._require_connection(), word, None)
+        cursor = self._run(*((word, None) for word in words))
         cursor.close()
         return str(cursor.statusmessage)
 
-    def _run(self, connection: Connection, text: str, parameters: dict[str, Any] | None) -> Any:
-        """The cursor of a statement that was sent; failures are those of SQLAlchemy."""
-        cursor = self._driver.cursor()
-        if parameters is not None and self._engine._has_events:
-            for note in self._engine.dispatch.before_cursor_execute:
-                note(connection, cursor, text.removeprefix(_BEGIN), parameters, None, False)
+    def _run(self, *sent: _Sent) -> Any:
+        """The cursor of what was sent, behind the statements that waited for it, in one round trip;
+        failures are those of SQLAlchemy.
+        """
+        if self.sends_once and self._has_sent:
+            raise RuntimeError("a second round trip would be a transaction of its own")
+        self._has_sent = True
+        sent = (*self._waiting, *sent)
+        self._waiting = []
+        cursor = self._require_driver().cursor()
+        if self._engine._has_events:
+            self._note_statements(cursor, sent)
+        if self._begins and not self._is_open:
+            sent, self._is_open = (_BEGIN, *sent), True
         try:
-            cursor.execute(text, parameters)
+            # The server runs them one after the other, and answers with the last one's rows.
+            cursor.execute(b"; ".join([cursor.mogrify(*each) for each in sent]))
         except psycopg2.Error as error:
-            connection._handle_dbapi_exception(error, text, parameters, cursor, None)
+            # Without the parameters, which are nobody's business: errors are logged.
+            words = "; ".join(text for text, _ in sent)
+            self._require_connection()._handle_dbapi_exception(error, words, {}, cursor, None)
         return cursor
+
+    def _note_statements(self, cursor: Any, sent: Iterable[_Sent]) -> None:
+        connection = self._require_connection()
+        for text, parameters in sent:
+            if parameters is not None:
+                for note in self._engine.dispatch.before_cursor_execute:
+                    note(connection, cursor, text, parameters, None, False)
+
+
+def _take_from_pool(engine: Engine) -> PoolProxiedConnection:
+    """A connection of the pool; failures are those of SQLAlchemy."""
+    try:
+        return engine.raw_connection()
+    except psycopg2.Error as error:
+        Connection._handle_dbapi_exception_noconnection(error, engine.dialect, engine)
+        raise
 
 
 def _needs_session(statement: Any) -> bool:

@@ -46,7 +46,7 @@ from horde.database.text_requests import (
     delete_inactive_request,
     insert_text_request,
 )
-from horde.db import run_transaction
+from horde.db import run_single_statement, run_transaction
 from horde.exceptions import BadRequest, Forbidden, ServiceUnavailable
 from horde.logger import surviving
 from horde.return_codes import ReturnCode
@@ -291,7 +291,10 @@ def activate(stored: StoredRequest, *, claim: OperationKeyClaim | None, now: dat
             now=now,
         )
 
-    if not run_transaction(work):  # the cleaner took the row for abandoned
+    # The budget of a shared key and the uses of a style are statements of their own.
+    is_alone = submitter.sharedkey_id is None and stored.style is None
+    run = run_single_statement if is_alone else run_transaction
+    if not run(work):  # the cleaner took the row for abandoned
         raise ServiceUnavailable("The request could not be queued. Try again.")
     publish_text_work(build_text_work(stored.admission.facts, stored.count))
     remember_availability(stored.id, stored.admission.facts, stored.availability)

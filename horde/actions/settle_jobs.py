@@ -31,7 +31,7 @@ from horde.database.text_jobs import (
     store_fake_reply,
 )
 from horde.database.text_status import CSAM_METADATA, get_generation_state
-from horde.db import after_commit, reading, run_transaction
+from horde.db import after_commit, reading, run_single_statement, run_transaction
 from horde.logger import get_logger
 from horde.model_reference import get_text_model_multiplier, is_known_text_model
 from horde.webhooks import queue_webhook
@@ -94,7 +94,9 @@ def settle(
             )
         return settlement
 
-    settlement = run_transaction(work)
+    # The budget of a shared key is a statement of its own.
+    run = run_single_statement if job.sharedkey_id is None else run_transaction
+    settlement = run(work)
     if CSAM_METADATA in (submitted.columns["gen_metadata"] or ()):
         keep_reported_prompt(job.id, config)
     _report_stored(job, submitted, settlement, dropped_tool_calls, now)

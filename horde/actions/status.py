@@ -18,18 +18,14 @@ def show_request_status(request_id: str, config: Config, *, is_chat: bool) -> di
     """The status of a request of one family; no key is needed, the id is the secret."""
     now = utcnow()
     with reading() as session:
-
-        def read() -> dict[str, Any]:
-            progress = require_request_progress(session, request_id, is_chat=is_chat, now=now)
-            backends = config.validated_backends
-            return build_text_status(
-                session, progress, is_chat=is_chat, validated_backends=backends, now=now
-            )
-
-        status = read()
-        # A reply that was stored between the two statements: its price and the end of the request
-        # belong to it.
-        return status if len(status["generations"]) == status["finished"] else read()
+        progress = require_request_progress(session, request_id, is_chat=is_chat, now=now)
+        return build_text_status(
+            session,
+            progress,
+            is_chat=is_chat,
+            validated_backends=config.validated_backends,
+            now=now,
+        )
 
 
 def read_sent_request(request_id: str, api_key: str) -> dict[str, Any]:

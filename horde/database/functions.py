@@ -28,7 +28,7 @@ from horde.classes.kobold.worker import (
 from horde.database.text_functions import find_request_facts, online_since
 from horde.database.text_queue import QueueGroup, QueueSnapshot, get_group_facts, get_queue_snapshot
 from horde.database.worker_messages import build_active_messages, show_active_messages
-from horde.db import table_of
+from horde.db import build_detached, table_of
 from horde.hot_session import keep
 from horde.model_reference import get_text_model_multiplier
 from horde.pop_epochs import WORKERS, move_marks
@@ -160,9 +160,12 @@ def list_online_text_workers(session: Session, now: datetime) -> tuple[OnlineTex
     )
 
 
+_WORKER_COLUMNS = tuple(workers.c.keys())
+
+
 def build_stored_text_worker(row: Row[Any]) -> TextWorker:
     """A worker that belongs to no session, from a row with all its columns."""
-    return TextWorker(**{column.name: row._mapping[column.name] for column in workers.c})
+    return build_detached(TextWorker, {name: getattr(row, name) for name in _WORKER_COLUMNS})
 
 
 _FIND_NAMED_WORKER = keep(

@@ -16,12 +16,12 @@ from sqlalchemy import select, text, update
 from sqlalchemy.orm import Session
 
 from horde.classes.base.kudos import (
+    APPENDING,
     Account,
-    Currency,
     KudosPosting,
     KudosReservation,
     Movements,
-    Statistic,
+    build_posting_parameters,
 )
 from horde.classes.base.user import (
     ANONYMOUS_FLOOR,
@@ -93,25 +93,7 @@ def configure(config: Config) -> None:
 
 # Appending
 
-_APPEND = keep(
-    text("""
-    WITH currencies AS (
-        INSERT INTO kudos_ledger (event_id, entry_type, user_id, account, amount, reservation_id, created, applied)
-        SELECT CAST(:event_id AS uuid), posting.*, :now, false
-        FROM unnest(
-            CAST(:entry_types AS varchar[]), CAST(:user_ids AS integer[]), CAST(:accounts AS varchar[]),
-            CAST(:amounts AS numeric[]), CAST(:reservation_ids AS varchar[])
-        ) AS posting
-    )
-    INSERT INTO kudos_stat_events (event_id, entry_type, target, name, record, user_id, worker_id, amount, created, applied)
-    SELECT CAST(:event_id AS uuid), posting.*, :now, false
-    FROM unnest(
-        CAST(:stat_entry_types AS varchar[]), CAST(:stat_targets AS varchar[]), CAST(:stat_names AS varchar[]),
-        CAST(:stat_records AS varchar[]), CAST(:stat_user_ids AS integer[]), CAST(:stat_worker_ids AS uuid[]),
-        CAST(:stat_amounts AS numeric[])
-    ) AS posting
-    """)
-)
+_APPEND = keep(text(f"WITH event AS (SELECT), {APPENDING.format(source='event')} SELECT 1"))
 
 
 def append_movements(session: Session, event_id: UUID, movements: Movements, now: datetime) -> None:
@@ -121,35 +103,7 @@ def append_movements(session: Session, event_id: UUID, movements: Movements, now
     booked twice.
     """
     if movements.currencies or movements.statistics:
-        columns = {
-            **_build_currency_columns(movements.currencies),
-            **_build_statistic_columns(movements.statistics),
-        }
-        session.execute(_APPEND, {"event_id": str(event_id), "now": now, **columns})
-
-
-def _build_currency_columns(currencies: Sequence[Currency]) -> dict[str, list[object]]:
-    return {
-        "entry_types": [item.entry_type.value for item in currencies],
-        "user_ids": [item.user_id for item in currencies],
-        "accounts": [item.account.value for item in currencies],
-        "amounts": [item.amount for item in currencies],
-        "reservation_ids": [item.reservation_id for item in currencies],
-    }
-
-
-def _build_statistic_columns(statistics: Sequence[Statistic]) -> dict[str, list[object]]:
-    return {
-        "stat_entry_types": [item.entry_type.value for item in statistics],
-        "stat_targets": [item.target.value for item in statistics],
-        "stat_names": [item.name for item in statistics],
-        "stat_records": [item.record for item in statistics],
-        "stat_user_ids": [item.user_id for item in statistics],
-        "stat_worker_ids": [
-            None if item.worker_id is None else str(item.worker_id) for item in statistics
-        ],
-        "stat_amounts": [item.amount for item in statistics],
-    }
+        session.execute(_APPEND, build_posting_parameters(event_id, movements, now))
 
 
 # Reading and holding

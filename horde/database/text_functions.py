@@ -58,7 +58,7 @@ from horde.classes.kobold.worker import (
     TextWorker,
     get_text_worker_lease_capacity,
 )
-from horde.db import after_commit, table_of
+from horde.db import after_commit, build_detached, table_of
 from horde.hot_session import keep
 from horde.runtime import Part
 from horde.text_work import TextWork, publish_text_work
@@ -471,7 +471,7 @@ def _list_claimed_columns(columns: Any) -> list[ColumnElement[Any]]:
 def _copy_claimed(row: Any) -> TextWaitingPrompt:
     """The request of a claim's row; it belongs to no session."""
     names = (*_CLAIMED_COLUMNS, *_CLAIMED_DOCUMENTS)
-    return TextWaitingPrompt(**{name: getattr(row, name) for name in names})
+    return build_detached(TextWaitingPrompt, {name: getattr(row, name) for name in names})
 
 
 def _build_claim() -> Any:

@@ -16,6 +16,7 @@ from sqlalchemy import (
     Integer,
     Select,
     String,
+    TextClause,
     Update,
     bindparam,
     cast,
@@ -30,7 +31,13 @@ from sqlalchemy.orm import Session
 
 from horde.chat.wire import ChatExtras
 from horde.chat_progress import STALE_JOBS_PERIOD_SECONDS
-from horde.classes.base.kudos import KudosReservation, upfront_hold_id
+from horde.classes.base.kudos import (
+    APPENDING,
+    KudosReservation,
+    Movements,
+    build_posting_parameters,
+    upfront_hold_id,
+)
 from horde.classes.base.processing_generation import ProcessingGeneration
 from horde.classes.base.stats import TextGenState, TextGenStatistic
 from horde.classes.base.suspicion import Suspicion
@@ -67,45 +74,14 @@ from horde.database.text_functions import (
 from horde.database.text_requests import has_pending_jobs
 from horde.database.users import charge_shared_key
 from horde.database.workers import announce_worker_change
-from horde.db import after_commit, insert_rows, table_of
-from horde.hot_session import keep
+from horde.db import after_commit, execute_later, table_of
+from horde.hot_session import keep, keep_insert
 
 jobs = table_of(TextProcessingGeneration)
 requests = table_of(TextWaitingPrompt)
 workers = table_of(TextWorker)
 users, roles = table_of(User), table_of(UserRole)
 targets, holds = table_of(WPAllowedWorkers), table_of(KudosReservation)
-
-# Three samples and a statistic in one round trip: they are written together or not at all.
-_RECORD_SAMPLES = keep(
-    text("""
-    WITH worker_sample AS (
-        INSERT INTO worker_performances (worker_id, performance, generated_tokens, seconds, created)
-        VALUES (:worker_id, :speed, :generated_tokens, :seconds, :now)
-    ), model_sample AS (
-        INSERT INTO model_performances (model, performance, created) VALUES (:model, :speed, :now)
-    ), fulfilment AS (
-        INSERT INTO horde_fulfillments (things, thing_type, deliver_time, created)
-        VALUES (:things, 'text', :deliver_time, :now)
-    )
-    INSERT INTO text_gen_stats (finished, created, model, max_length, max_context_length, softprompt, prompt_length,
-                                client_agent, bridge_agent, state, style_id)
-    VALUES (:now, :start_time, :model, :max_length, :max_context_length, :softprompt, :prompt_length,
-            :client_agent, :bridge_agent, CAST(:state AS textgenstate), CAST(:style_id AS uuid))
-    """)
-)
-
-
-# The request's end and the end of its hold in one round trip.
-_FINISH_REQUEST = keep(
-    text("""
-    WITH finished AS (
-        UPDATE waiting_prompts SET terminal_outcome = 'completed', terminal_recorded_at = :now
-        WHERE id = :wp_id AND terminal_outcome IS NULL
-    )
-    UPDATE kudos_reservations SET active = false, released_at = :now WHERE business_id = :hold_id AND active
-    """)
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,7 +227,9 @@ def assign_jobs(
         "over_capacity_at_assignment": is_over,
         **request.get_generation_assignment(worker),
     }
-    insert_rows(session, jobs, [{"id": job_id, **shared} for job_id in ids])
+    statement = keep_insert(jobs, ("id", *shared))
+    for job_id in ids:
+        execute_later(session, statement, {"id": job_id, **shared})
     if streams_progress(request.chat_extras):
         for job_id in ids:
             TextProcessingGeneration._write_stream_lease(
@@ -376,39 +354,105 @@ def settle_job(
     request.
     """
     charge = compute_generation_charge(kudos, censored=submitted.is_censored)
-    request = _charge_request(session, job, charge, now)
-    counts = _claim_pending_job(session, job, submitted)
-    if request is None or counts is None:
+    movements = _build_movements(job, kudos, is_censored=submitted.is_censored)
+    execute_later(session, _LOCK_REQUEST, {"wp_id": job.wp_id})
+    columns = submitted.columns | {"censored": submitted.is_censored}
+    values = {
+        **{f"new_{name}": value for name, value in columns.items()},
+        **_build_samples(job, submitted, now),
+        **build_posting_parameters(job.id, movements, now),
+        "job_id": job.id,
+        "wp_id": job.wp_id,
+        "charge": round(charge),
+        "new_expiry": now + REQUEST_TTL,
+        "hold_id": upfront_hold_id(job.wp_id),
+    }
+    row = session.execute(_build_settlement(frozenset(columns)), values).one_or_none()
+    if row is None:
         return None
     if job.is_streamed:
         TextProcessingGeneration.end_progress_after_submit(session, job_id=job.id)
-    session.execute(_RECORD_SAMPLES, _build_samples(job, submitted, now))
-    _pay(session, job, kudos, charge, now, is_censored=submitted.is_censored)
-    finished_count, others_pending = counts
-    is_complete = request.n == 0 and (
-        finished_count >= request.jobs or request.terminal_outcome is not None
-    )
-    if others_pending == 0 and (is_complete or request.faulted):
-        session.execute(
-            _FINISH_REQUEST, {"wp_id": job.wp_id, "hold_id": upfront_hold_id(job.wp_id), "now": now}
-        )
-    is_done = others_pending == 0 and is_complete and not request.faulted
-    return Settlement(kudos=kudos, finished_count=finished_count, is_done=is_done)
+    if job.sharedkey_id is not None:
+        charge_shared_key(session, job.sharedkey_id, charge)
+    return Settlement(kudos=kudos, finished_count=row.finished_count, is_done=row.is_done)
 
 
-def _pay(
-    session: Session,
-    job: JobFacts,
-    kudos: Decimal,
-    charge: Decimal,
-    now: datetime,
-    *,
-    is_censored: bool = False,
-) -> None:
-    """Book what a job earned its worker and costs its requester; the charge also comes off a shared
-    key.
+_LOCK_REQUEST = keep(
+    select(requests.c.id).where(requests.c.id == bindparam("wp_id")).with_for_update(key_share=True)
+)
+
+
+@cache
+def _build_settlement(names: frozenset[str]) -> TextClause:
+    """Everything that a stored reply moves as one statement, for the columns that a text or a chat
+    reply has: the job, its request, its hold, four samples and the postings.
+
+    No row, and nothing written, when the job is no longer pending. The request's row has to be
+    locked before: the counts are as of the statement's begin.
     """
-    movements = build_generation_movements(
+    stored = ", ".join(f"{name} = :new_{name}" for name in sorted(names))
+    settlement = text(f"""
+    WITH claimed AS (
+        UPDATE processing_gens SET {stored}
+        WHERE id = :job_id AND generation IS NULL AND NOT faulted
+        RETURNING id
+    ), others AS (
+        SELECT count(*) FILTER (WHERE generation IS NOT NULL) AS finished,
+            count(*) FILTER (WHERE generation IS NULL AND NOT faulted) AS pending
+        FROM processing_gens WHERE wp_id = :wp_id AND id <> :job_id AND NOT fake
+    ), counted AS (
+        SELECT others.finished + 1 AS finished_count, others.pending = 0 AS is_idle, request.faulted,
+            request.n = 0 AND (
+                others.finished + 1 >= request.jobs OR request.terminal_outcome IS NOT NULL
+            ) AS is_complete
+        FROM claimed, others, waiting_prompts AS request WHERE request.id = :wp_id
+    ), outcome AS (
+        SELECT finished_count, is_idle AND is_complete AND NOT faulted AS is_done,
+            is_idle AND (is_complete OR faulted) AS is_end
+        FROM counted
+    ), charged AS (
+        UPDATE waiting_prompts AS request SET
+            consumed_kudos = request.consumed_kudos + :charge,
+            expiry = greatest(request.expiry, :new_expiry),
+            terminal_outcome = CASE
+                WHEN is_end THEN coalesce(request.terminal_outcome, 'completed')
+                ELSE request.terminal_outcome END,
+            terminal_recorded_at = CASE
+                WHEN is_end AND request.terminal_outcome IS NULL THEN :now
+                ELSE request.terminal_recorded_at END
+        FROM outcome WHERE request.id = :wp_id
+    ), released AS (
+        UPDATE kudos_reservations SET active = false, released_at = :now
+        FROM outcome WHERE is_end AND business_id = :hold_id AND active
+    ), worker_sample AS (
+        INSERT INTO worker_performances (worker_id, performance, generated_tokens, seconds, created)
+        SELECT :worker_id, :speed, :generated_tokens, :seconds, :now FROM outcome
+    ), model_sample AS (
+        INSERT INTO model_performances (model, performance, created)
+        SELECT :model, :speed, :now FROM outcome
+    ), fulfilment AS (
+        INSERT INTO horde_fulfillments (things, thing_type, deliver_time, created)
+        SELECT :things, 'text', :deliver_time, :now FROM outcome
+    ), statistic AS (
+        INSERT INTO text_gen_stats (
+            finished, created, model, max_length, max_context_length, softprompt, prompt_length,
+            client_agent, bridge_agent, state, style_id
+        )
+        SELECT :now, :start_time, :model, :max_length, :max_context_length, :softprompt, :prompt_length,
+            :client_agent, :bridge_agent, CAST(:state AS textgenstate), CAST(:style_id AS uuid)
+        FROM outcome
+    ), {APPENDING.format(source="outcome")}
+    SELECT finished_count, is_done FROM outcome
+    """)
+    types = {name: jobs.c[name].type for name in names}
+    return keep(
+        settlement.bindparams(*(bindparam(f"new_{name}", type_=types[name]) for name in names))
+    )
+
+
+def _build_movements(job: JobFacts, kudos: Decimal, *, is_censored: bool = False) -> Movements:
+    """What a job earned its worker and costs its requester."""
+    return build_generation_movements(
         kudos=kudos,
         max_length=job.max_length,
         worker_id=job.worker_id,
@@ -419,9 +463,6 @@ def _pay(
         reservation_id=upfront_hold_id(job.wp_id) if job.has_hold else None,
         censored=is_censored,
     )
-    append_movements(session, job.id, movements, now)
-    if job.sharedkey_id is not None:
-        charge_shared_key(session, job.sharedkey_id, charge)
 
 
 def settle_cancelled_job(
@@ -440,7 +481,9 @@ def settle_cancelled_job(
     session.execute(
         insert(TextGenStatistic).values(_build_unserved_statistic(job, TextGenState.CANCELLED, now))
     )
-    _pay(session, job, kudos, charge, now)
+    append_movements(session, job.id, _build_movements(job, kudos), now)
+    if job.sharedkey_id is not None:
+        charge_shared_key(session, job.sharedkey_id, charge)
     return True
 
 
@@ -469,7 +512,6 @@ _CHARGE_REQUEST = keep(
         consumed_kudos=requests.c.consumed_kudos + bindparam("charge", type_=Integer),
         expiry=func.greatest(requests.c.expiry, bindparam("new_expiry", type_=DateTime)),
     )
-    .returning(requests.c.n, requests.c.jobs, requests.c.faulted, requests.c.terminal_outcome)
 )
 
 
@@ -477,58 +519,29 @@ def store_fake_reply(session: Session, job: JobFacts, submitted: Submitted) -> b
     """End a fake job as a real one ends, so that its worker cannot tell them apart; nothing is paid
     or counted.
     """
-    is_stored = _claim_pending_job(session, job, submitted) is not None
+    columns = submitted.columns | {"censored": submitted.is_censored}
+    values = {f"new_{name}": value for name, value in columns.items()}
+    statement = _build_reply_of_fake(frozenset(columns))
+    is_stored = session.scalar(statement, {"job_id": job.id, **values}) is not None
     if is_stored and job.is_streamed:
         TextProcessingGeneration.end_progress_after_submit(session, job_id=job.id)
     return is_stored
 
 
-def _charge_request(session: Session, job: JobFacts, charge: Decimal, now: datetime) -> Any:
-    """Lock the request and add the charge to what it has cost so far; its life is extended as by a
-    pop.
-    """
+def _charge_request(session: Session, job: JobFacts, charge: Decimal, now: datetime) -> None:
+    """Add the charge to what a request has cost so far; its life is extended as by a pop."""
     facts = {"wp_id": job.wp_id, "charge": round(charge), "new_expiry": now + REQUEST_TTL}
-    return session.execute(_CHARGE_REQUEST, facts).one_or_none()
+    session.execute(_CHARGE_REQUEST, facts)
 
 
 @cache
-def _build_claim_of_pending_job(names: frozenset[str]) -> Update:
-    """The one update that stores a reply, for the columns that a text or a chat reply has."""
-    other = jobs.alias("other")
-    of_request = (
-        (other.c.wp_id == bindparam("job_wp_id"))
-        & (other.c.id != bindparam("job_id"))
-        & ~other.c.fake
-    )
-    finished = (
-        select(func.count()).where(of_request, other.c.generation.is_not(None)).scalar_subquery()
-    )
-    pending = (
-        select(func.count())
-        .where(of_request, other.c.generation.is_(None), ~other.c.faulted)
-        .scalar_subquery()
-    )
+def _build_reply_of_fake(names: frozenset[str]) -> Update:
     return keep(
         update(jobs)
         .where(jobs.c.id == bindparam("job_id"), jobs.c.generation.is_(None), ~jobs.c.faulted)
         .values({name: bindparam(f"new_{name}", type_=jobs.c[name].type) for name in names})
-        .returning(finished, pending)
+        .returning(jobs.c.id)
     )
-
-
-def _claim_pending_job(
-    session: Session, job: JobFacts, submitted: Submitted
-) -> tuple[int, int] | None:
-    """Write the reply if the job is still pending: (finished jobs with this one, other pending
-    jobs), else None.
-    """
-    columns = submitted.columns | {"censored": submitted.is_censored}
-    values = {f"new_{name}": value for name, value in columns.items()}
-    statement = _build_claim_of_pending_job(frozenset(columns))
-    row = session.execute(
-        statement, {"job_id": job.id, "job_wp_id": job.wp_id, **values}
-    ).one_or_none()
-    return None if row is None else (row[0] + 1, row[1])
 
 
 def _build_samples(job: JobFacts, submitted: Submitted, now: datetime) -> dict[str, Any]:

@@ -7,19 +7,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
-from functools import partial
+from functools import cache, partial
 from typing import Any
 from uuid import UUID
 
 from sqlalchemy import (
     ARRAY,
+    CTE,
+    Insert,
     Integer,
     Select,
+    Table,
     Text,
+    Uuid,
     any_,
     bindparam,
     cast,
     func,
+    insert,
     select,
     update,
 )
@@ -40,12 +45,12 @@ from horde.classes.kobold.waiting_prompt import (
     delete_stored_chat_images,
 )
 from horde.classes.kobold.worker import TextRequestFacts
-from horde.database.kudos import append_movements, release_hold
+from horde.database.kudos import release_hold
 from horde.database.request_endings import delete_requests, mark_cancelled
 from horde.database.styles import FoundStyle, count_use
 from horde.database.text_functions import TEXT_FAMILY, is_live
 from horde.database.users import Caller, charge_shared_key
-from horde.db import after_commit, insert_rows, table_of
+from horde.db import after_commit, execute_later, table_of
 from horde.exceptions import NotFound, TooManyRequests
 from horde.hot_session import keep
 from horde.return_codes import ReturnCode
@@ -201,65 +206,82 @@ def insert_text_request(session: Session, wp_id: UUID, new: NewTextRequest, now:
     activation.
     """
     facts, content = new.facts, new.content
-    insert_rows(
-        session,
-        requests,
-        [
-            {
-                "id": wp_id,
-                "wp_type": TEXT_FAMILY,
-                "prompt": content.prompt,
-                "submitted_prompt": content.submitted_prompt,
-                "user_id": facts.user_id,
-                "params": content.params,
-                "gen_payload": content.gen_payload,
-                "nsfw": facts.nsfw,
-                "ipaddr": new.ipaddr,
-                "safe_ip": True,
-                "trusted_workers": facts.trusted_workers,
-                "validated_backends": facts.validated_backends,
-                "slow_workers": facts.slow_workers,
-                "worker_blacklist": facts.worker_blacklist,
-                "faulted": False,
-                "active": False,
-                "kudos": new.quote,
-                "n": content.n,
-                "jobs": content.n,
-                "things": facts.max_length,
-                "total_usage": facts.max_length * content.n,
-                "webhook": content.webhook,
-                "softprompt": content.softprompt,
-                "extra_slow_workers": content.extra_slow_workers,
-                "disable_batching": content.disable_batching,
-                "client_agent": new.client_agent,
-                "sharedkey_id": new.sharedkey_id,
-                **new.sender_columns,
-                "style_id": content.style_id,
-                "proxied_account": content.proxied_account,
-                "expiry": now + REQUEST_TTL,
-                "created": now,
-                "queue_class": compute_queue_class(facts),
-                "max_length": facts.max_length,
-                "max_context_length": facts.max_context_length,
-                "is_chat": facts.is_chat,
-                **build_sent_columns(content.messages, content.chat_extras),
-                "context_adjustments": content.context_adjustments,
-                "chat_required_features": sorted(facts.required_features)
-                if facts.is_chat
-                else None,
-                "chat_conformance": content.conformance,
-                "chat_tools_temperature": facts.tools_temperature,
-            }
-        ],
+    columns = {
+        "id": wp_id,
+        "wp_type": TEXT_FAMILY,
+        "prompt": content.prompt,
+        "submitted_prompt": content.submitted_prompt,
+        "user_id": facts.user_id,
+        "params": content.params,
+        "gen_payload": content.gen_payload,
+        "nsfw": facts.nsfw,
+        "ipaddr": new.ipaddr,
+        "safe_ip": True,
+        "trusted_workers": facts.trusted_workers,
+        "validated_backends": facts.validated_backends,
+        "slow_workers": facts.slow_workers,
+        "worker_blacklist": facts.worker_blacklist,
+        "faulted": False,
+        "active": False,
+        "consumed_kudos": 0,
+        "kudos": new.quote,
+        "extra_priority": 0,
+        "n": content.n,
+        "jobs": content.n,
+        "things": facts.max_length,
+        "total_usage": facts.max_length * content.n,
+        "webhook": content.webhook,
+        "softprompt": content.softprompt,
+        "extra_slow_workers": content.extra_slow_workers,
+        "disable_batching": content.disable_batching,
+        "client_agent": new.client_agent,
+        "sharedkey_id": new.sharedkey_id,
+        **new.sender_columns,
+        "style_id": content.style_id,
+        "proxied_account": content.proxied_account,
+        "expiry": now + REQUEST_TTL,
+        "created": now,
+        "queue_class": compute_queue_class(facts),
+        "max_length": facts.max_length,
+        "max_context_length": facts.max_context_length,
+        "is_chat": facts.is_chat,
+        **build_sent_columns(content.messages, content.chat_extras),
+        "context_adjustments": content.context_adjustments,
+        "chat_required_features": sorted(facts.required_features) if facts.is_chat else None,
+        "chat_conformance": content.conformance,
+        "chat_messages_offloaded": False,
+        "chat_tools_temperature": facts.tools_temperature,
+    }
+    lists = {
+        "of_request": wp_id,
+        "listed_models": list(facts.models),
+        "listed_workers": list(content.worker_ids),
+    }
+    execute_later(session, _build_insert(tuple(columns)), columns | lists)
+
+
+@cache
+def _build_insert(names: tuple[str, ...]) -> Insert:
+    """The insert of a request with these columns, its models and its workers, as one statement.
+
+    Beside the other inserts no column gets the default of its class, so each is named.
+    """
+    row = {name: bindparam(name, type_=requests.c[name].type) for name in names}
+    of_models = _build_insert_of_list(wanted_models, "model", "listed_models", Text)
+    of_workers = _build_insert_of_list(targets, "worker_id", "listed_workers", Uuid)
+    return keep(insert(requests).values(row).add_cte(of_models, of_workers))
+
+
+def _build_insert_of_list(table: Table, name: str, parameter: str, kind: type[Any]) -> CTE:
+    """The insert of one row for each entry of a list, in its order."""
+    listed = (
+        func.unnest(cast(bindparam(parameter), ARRAY(kind)))
+        .table_valued(name, with_ordinality="place")
+        .render_derived()
     )
-    insert_rows(
-        session, wanted_models, [{"wp_id": wp_id, "model": model} for model in facts.models]
-    )
-    insert_rows(
-        session,
-        targets,
-        [{"wp_id": wp_id, "worker_id": worker_id} for worker_id in content.worker_ids],
-    )
+    of_request = bindparam("of_request", type_=Uuid)
+    entries = select(of_request, listed.c[name]).order_by(listed.c.place)
+    return insert(table).from_select(["wp_id", name], entries).cte(f"insert_{parameter}")
 
 
 def compute_starting_priority(caller: Caller, *, is_downgraded: bool) -> int:
@@ -290,15 +312,20 @@ def activate_text_request(
     """Show a request to the workers and charge its tax, in the caller's transaction; False when the
     row is gone.
     """
-    if not TextWaitingPrompt._activate(
-        session, wp_id, tax=int(tax), priority=priority, claim=claim, now=now
-    ):
-        return False
     author_id = style.author_id if style is not None and style.author_id != caller.id else None
     movements = build_activation_movements(
         requester_id=caller.id, tax=tax, style_author_id=author_id
     )
-    append_movements(session, wp_id, movements, now)
+    if not TextWaitingPrompt._activate(
+        session,
+        wp_id,
+        tax=int(tax),
+        priority=priority,
+        claim=claim,
+        movements=movements,
+        now=now,
+    ):
+        return False
     if sharedkey_id is not None:
         charge_shared_key(session, sharedkey_id, tax)
     if style is not None:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """What the status routes tell of a text or chat request."""
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Boolean, DateTime, Select, bindparam, func, select, true
+from sqlalchemy import Boolean, DateTime, Select, bindparam, func, select
 from sqlalchemy.orm import Session
 
 from horde.classes.base.waiting_prompt import TerminalOutcome
@@ -39,7 +39,9 @@ jobs, requests, workers = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestProgress:
-    """Where a request stands, read in one statement. Fakes are in no count."""
+    """Where a request stands, with its jobs, read in one statement, so that all is of one moment.
+    Fakes are in no count.
+    """
 
     id: UUID
     n: int
@@ -55,6 +57,7 @@ class RequestProgress:
     context_adjustments: list[dict[str, Any]] | None
     chat_fault_reason: str | None
     chat_fault_rc: str | None
+    job_rows: tuple[Any, ...] = field(repr=False)  # the finished, then the running, oldest first
 
     @property
     def waiting(self) -> int:
@@ -97,27 +100,14 @@ def request_not_found(text: str) -> NotFound:
     return NotFound(f"Request with ID '{text[:64]}' not found.", ReturnCode.REQUEST_NOT_FOUND)
 
 
-def _build_find_progress() -> Select[Any]:
-    counts = (
-        select(
-            func.count().filter(jobs.c.generation.is_not(None)).label("finished"),
-            func.count().filter(jobs.c.generation.is_(None), ~jobs.c.faulted).label("processing"),
-            func.count()
-            .filter(jobs.c.faulted, ~jobs.c.cancelled, jobs.c.generation.is_(None))
-            .label("restarted"),
-        )
-        .where(jobs.c.wp_id == requests.c.id, ~jobs.c.fake)
-        .lateral("counts")
-    )
+def _build_find_progress(*chat_columns: str) -> Select[Any]:
+    """A row for each job of the request with what the request has itself; one row without jobs."""
     is_cancelled = func.coalesce(requests.c.terminal_outcome, "") == TerminalOutcome.CANCELLED
     return (
         select(
             requests.c.id,
             requests.c.n,
             requests.c.jobs,
-            counts.c.finished,
-            counts.c.processing,
-            counts.c.restarted,
             requests.c.faulted,
             is_cancelled.label("is_cancelled"),
             requests.c.consumed_kudos,
@@ -126,9 +116,23 @@ def _build_find_progress() -> Select[Any]:
             requests.c.context_adjustments,
             requests.c.chat_fault_reason,
             requests.c.chat_fault_rc,
+            jobs.c.id.label("job_id"),
+            jobs.c.generation,
+            jobs.c.faulted.label("job_faulted"),
+            jobs.c.cancelled.label("job_cancelled"),
+            jobs.c.seed,
+            jobs.c.gen_metadata,
+            jobs.c.worker_id,
+            workers.c.name.label("worker_name"),
+            workers.c.speed,
+            jobs.c.model,
+            jobs.c.censored,
+            jobs.c.start_time,
+            *(jobs.c[name] for name in chat_columns),
         )
         .select_from(requests)
-        .join(counts, true())
+        .outerjoin(jobs, (jobs.c.wp_id == requests.c.id) & ~jobs.c.fake)
+        .outerjoin(workers, workers.c.id == jobs.c.worker_id)
         .where(
             requests.c.id == bindparam("wp_id"),
             requests.c.wp_type == TEXT_FAMILY,
@@ -136,10 +140,22 @@ def _build_find_progress() -> Select[Any]:
             requests.c.is_chat == bindparam("is_chat", type_=Boolean),
             requests.c.expiry > bindparam("now", type_=DateTime),
         )
+        .order_by(jobs.c.created, jobs.c.id)
     )
 
 
-_FIND_PROGRESS = keep(_build_find_progress())
+_FIND_TEXT_PROGRESS = keep(_build_find_progress())
+_FIND_CHAT_PROGRESS = keep(
+    _build_find_progress(
+        "message",
+        "finish_reason",
+        "native_finish_reason",
+        "prompt_tokens",
+        "completion_tokens",
+        "reasoning_tokens",
+        "charge_basis",
+    )
+)
 
 
 def require_request_progress(
@@ -147,10 +163,36 @@ def require_request_progress(
 ) -> RequestProgress:
     """The progress of an active request of the family; raises NotFound."""
     facts = {"wp_id": parse_request_id(request_id), "is_chat": is_chat, "now": now}
-    row = session.execute(_FIND_PROGRESS, facts).one_or_none()
-    if row is None:
+    statement = _FIND_CHAT_PROGRESS if is_chat else _FIND_TEXT_PROGRESS
+    rows = session.execute(statement, facts).all()
+    if not rows:
         raise request_not_found(request_id)
-    return RequestProgress(**row._mapping)
+    return _build_progress(rows)
+
+
+def _build_progress(rows: Sequence[Any]) -> RequestProgress:
+    request = rows[0]
+    stored = [row for row in rows if row.job_id is not None]
+    finished = [row for row in stored if row.generation is not None]
+    unfinished = [row for row in stored if row.generation is None]
+    processing = [row for row in unfinished if not row.job_faulted]
+    return RequestProgress(
+        id=request.id,
+        n=request.n,
+        jobs=request.jobs,
+        finished=len(finished),
+        processing=len(processing),
+        restarted=sum(row.job_faulted and not row.job_cancelled for row in unfinished),
+        faulted=request.faulted,
+        is_cancelled=request.is_cancelled,
+        consumed_kudos=request.consumed_kudos,
+        max_length=request.max_length,
+        created=request.created,
+        context_adjustments=request.context_adjustments,
+        chat_fault_reason=request.chat_fault_reason,
+        chat_fault_rc=request.chat_fault_rc,
+        job_rows=(*finished, *processing),
+    )
 
 
 def build_text_status(
@@ -162,7 +204,7 @@ def build_text_status(
     now: datetime,
 ) -> dict[str, Any]:
     """The body of a status route. A chat status adds its own keys; nulls are sent."""
-    generations, running = _list_jobs(session, progress, is_chat=is_chat)
+    generations, running = _list_jobs(progress, is_chat=is_chat)
     availability = WorkerAvailability(workers=())
     if not progress.faulted:
         availability = get_stored_request_availability(
@@ -223,61 +265,16 @@ def _estimate_wait(
     )
 
 
-def _build_list_jobs(*chat_columns: str) -> Select[Any]:
-    return (
-        select(
-            jobs.c.generation,
-            jobs.c.seed,
-            jobs.c.gen_metadata,
-            jobs.c.worker_id,
-            workers.c.name.label("worker_name"),
-            workers.c.speed,
-            jobs.c.model,
-            jobs.c.censored,
-            jobs.c.start_time,
-            *(jobs.c[name] for name in chat_columns),
-        )
-        .join(workers, workers.c.id == jobs.c.worker_id)
-        .where(
-            jobs.c.wp_id == bindparam("wp_id"),
-            ~jobs.c.fake,
-            jobs.c.generation.is_not(None) | ~jobs.c.faulted,
-        )
-        .order_by(jobs.c.created, jobs.c.id)
-    )
-
-
-_LIST_TEXT_JOBS = keep(_build_list_jobs())
-_LIST_CHAT_JOBS = keep(
-    _build_list_jobs(
-        "message",
-        "finish_reason",
-        "native_finish_reason",
-        "prompt_tokens",
-        "completion_tokens",
-        "reasoning_tokens",
-        "charge_basis",
-    )
-)
-
-
 def _list_jobs(
-    session: Session, progress: RequestProgress, *, is_chat: bool
+    progress: RequestProgress, *, is_chat: bool
 ) -> tuple[list[dict[str, Any]], list[tuple[float, datetime]]]:
-    """The finished generations as shown, and (worker speed, start) of each running job; no
-    statement without any.
-    """
-    if progress.finished + progress.processing == 0:
-        return [], []
-    rows = session.execute(
-        _LIST_CHAT_JOBS if is_chat else _LIST_TEXT_JOBS, {"wp_id": progress.id}
-    ).all()
+    """The finished generations as shown, and (worker speed, start) of each running job."""
     finished = [
         _build_generation(row, progress, is_chat=is_chat)
-        for row in rows
+        for row in progress.job_rows
         if row.generation is not None
     ]
-    running = [(row.speed, row.start_time) for row in rows if row.generation is None]
+    running = [(row.speed, row.start_time) for row in progress.job_rows if row.generation is None]
     return finished, running
 
 

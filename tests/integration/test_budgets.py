@@ -46,6 +46,10 @@ POP: dict[str, Any] = {
     "model_id": MODEL,
 }
 
+# The switches of the horde and who is online: a process asks for them every few seconds, so how
+# slow the machine is decides which call pays.
+ASKED_BY_TIME = ("FROM settings", "workers.last_check_in >=")
+
 
 @dataclass
 class Counted:
@@ -61,7 +65,8 @@ def counting() -> Iterator[Counted]:
     engine = db.require_engine()
 
     def count_statement(_connection: object, _cursor: object, statement: str, *_: object) -> None:
-        counted.statements.append(statement)
+        if not any(words in statement for words in ASKED_BY_TIME):
+            counted.statements.append(statement)
 
     def count_transaction(connection: Connection) -> None:
         if not connection.get_execution_options().get(db.READS_ALONE):
@@ -160,7 +165,7 @@ def test_reading_begins_no_transaction_and_leaves_none_to_the_next(served: Flask
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "budget"), [("text/async", TEXT, 9), ("chat/async", CHAT, 12)]
+    ("path", "body", "budget"), [("text/async", TEXT, 3), ("chat/async", CHAT, 3)]
 )
 def test_a_request_stays_within_its_budget(
     served: FlaskClient, key: str, path: str, body: dict[str, Any], budget: int
@@ -176,7 +181,7 @@ def test_a_request_that_holds_kudos_stays_within_its_budget(served: FlaskClient,
     make_rich()
     with counting() as counted:
         post(served, "text/async", body, key)
-    assert len(counted.statements) <= 9, counted.statements
+    assert len(counted.statements) <= 5, counted.statements
 
 
 def make_rich() -> None:
@@ -201,8 +206,8 @@ def test_a_pop_with_a_job_stays_within_its_budget(
     with counting() as counted:
         job = post(served, "text/pop", POP, key)
     assert job["id"] is not None
-    assert len(counted.statements) <= 5, counted.statements
-    assert counted.transactions <= 2
+    assert len(counted.statements) <= (5 if is_due else 4), counted.statements
+    assert counted.transactions <= (2 if is_due else 1)
 
 
 @pytest.mark.parametrize(("path", "body"), [("text/async", TEXT), ("chat/async", CHAT)])
@@ -213,7 +218,7 @@ def test_a_submit_of_a_reply_stays_within_its_budget(
     job = post(served, "text/pop", POP, key)
     with counting() as counted:
         post(served, "text/submit", build_reply(job), key)
-    assert len(counted.statements) <= 7, counted.statements
+    assert len(counted.statements) <= 3, counted.statements
     assert counted.transactions <= 1
 
 
@@ -229,11 +234,11 @@ def test_a_status_read_stays_within_its_budget(
         answer = served.get(f"/api/v2/generate/{family}/status/{request_id}")
     assert answer.json is not None
     assert answer.json["done"] is True
-    assert len(counted.statements) <= 3, counted.statements
-    assert counted.transactions <= 1
+    assert len(counted.statements) <= 1, counted.statements
+    assert counted.transactions == 0
 
 
-def test_a_text_job_from_request_to_read_reply_is_at_most_24_statements_and_6_commits(
+def test_a_text_job_from_request_to_read_reply_is_at_most_11_statements_and_4_commits(
     served: FlaskClient, key: str
 ) -> None:
     with counting() as counted:
@@ -241,5 +246,5 @@ def test_a_text_job_from_request_to_read_reply_is_at_most_24_statements_and_6_co
         job = post(served, "text/pop", POP, key)
         post(served, "text/submit", build_reply(job), key)
         served.get(f"/api/v2/generate/text/status/{request_id}")
-    assert len(counted.statements) <= 24, counted.statements
-    assert counted.transactions <= 6
+    assert len(counted.statements) <= 11, counted.statements
+    assert counted.transactions <= 4

@@ -94,6 +94,7 @@ def test_a_status_read_across_a_submit_is_of_one_moment(
     horde: ChatHorde, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request_id, job = horde.serve()
+    before = horde.status(request_id)
     list_jobs = text_status._list_jobs
 
     def submit_first(*arguments: Any, **options: Any) -> Any:
@@ -103,8 +104,12 @@ def test_a_status_read_across_a_submit_is_of_one_moment(
 
     monkeypatch.setattr(text_status, "_list_jobs", submit_first)
     status = horde.status(request_id)
+    assert (status["done"], status["finished"], status["generations"]) == (False, 0, [])
+    assert status["kudos"] == before["kudos"]
+
+    status = horde.status(request_id)
     assert (status["done"], status["finished"], len(status["generations"])) == (True, 1, 1)
-    assert status["kudos"] == horde.status(request_id)["kudos"]
+    assert status["kudos"] > before["kudos"]
 
 
 def test_the_wait_counts_from_the_creation_to_the_pop_of_the_job_shown(horde: ChatHorde) -> None:

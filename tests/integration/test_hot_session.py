@@ -23,7 +23,7 @@ from horde.classes.base.worker import WorkerModel
 from horde.classes.kobold.processing_generation import TextProcessingGeneration
 from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
 from horde.classes.kobold.worker import TextWorker
-from horde.db import reading, table_of, transaction
+from horde.db import execute_later, reading, single_statement, table_of, transaction
 from horde.hot_session import HotSession, keep, keep_insert
 from tests.integration.rows import make_job, make_request, make_user, make_worker, own_horde
 
@@ -173,6 +173,45 @@ def test_whatever_fails_the_transaction_leaves_nothing(request_id: UUID, failing
         assert session.execute(READ_REQUEST, {"id": request_id}).one().n == 3
 
 
+@pytest.mark.parametrize("comes_next", ["commit", "kept", "core", "mapped", "savepoint"])
+def test_what_was_sent_later_fails_the_transaction_that_it_belongs_to(
+    request_id: UUID, comes_next: str
+) -> None:
+    def change_and_go_on() -> None:
+        with transaction() as session:
+            execute_later(session, SET_N, {"wp_id": request_id, "new_n": 1})
+            duplicate = {"id": request_id, "wp_type": "text", "prompt": "secret", "user_id": -1}
+            execute_later(session, keep_insert(requests, tuple(duplicate)), duplicate)
+            if comes_next == "kept":
+                session.execute(READ_REQUEST, {"id": request_id})
+            if comes_next == "core":
+                session.execute(select(literal(1)))
+            if comes_next == "mapped":
+                session.get_one(TextWaitingPrompt, request_id)
+            if comes_next == "savepoint":
+                session.begin_nested()
+
+    with pytest.raises(IntegrityError) as failed:
+        change_and_go_on()
+    assert "secret" not in str(failed.value)
+    with transaction() as session:
+        assert session.execute(READ_REQUEST, {"id": request_id}).one().n == 3
+
+
+def test_what_waits_is_forgotten_with_its_transaction(request_id: UUID) -> None:
+    def change_and_fail() -> None:
+        with transaction() as session:
+            execute_later(session, SET_N, {"wp_id": request_id, "new_n": 1})
+            raise ValueError
+
+    with pytest.raises(ValueError):  # noqa: PT011
+        change_and_fail()
+    with single_statement() as session:
+        execute_later(session, SET_N, {"wp_id": request_id, "new_n": 5})
+    with transaction() as session:
+        assert session.execute(READ_REQUEST, {"id": request_id}).one().n == 5
+
+
 def test_a_transaction_with_a_failed_statement_is_never_taken_for_committed(
     request_id: UUID,
 ) -> None:
@@ -228,23 +267,32 @@ def test_a_connection_given_back_is_in_no_transaction(request_id: UUID) -> None:
 def test_a_transaction_begins_with_its_first_statement_and_reads_with_none(
     request_id: UUID,
 ) -> None:
-    sent: list[str] = []
+    sent: list[list[str]] = []
     original = HotSession._run
 
-    def note(self: HotSession, connection: Any, words: str, parameters: Any) -> Any:
-        sent.append(words.partition(" ")[0] if words.isupper() else words[:7])
-        return original(self, connection, words, parameters)
+    def note(self: HotSession, connection: Any, *words: Any) -> Any:
+        cursor = original(self, connection, *words)
+        sent.append([part.split()[0].decode() for part in cursor.query.split(b"; ")])
+        return cursor
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(HotSession, "_run", note)
         with transaction() as session:
             session.execute(READ_REQUEST, {"id": request_id})
             session.execute(READ_REQUEST, {"id": request_id})
-        assert sent == ["BEGIN; ", "SELECT ", "COMMIT"]
+        assert sent == [["BEGIN", "SELECT"], ["SELECT"], ["COMMIT"]]
         sent.clear()
         with reading() as session:
             session.execute(READ_REQUEST, {"id": request_id})
-        assert sent == ["SELECT "]
+        assert sent == [["SELECT"]]
+        sent.clear()
+        with transaction() as session:
+            execute_later(session, SET_N, {"wp_id": request_id, "new_n": 6})
+            assert session.execute(READ_REQUEST, {"id": request_id}).one().n == 6
+            execute_later(session, SET_N, {"wp_id": request_id, "new_n": 4})
+        assert sent == [["BEGIN", "UPDATE", "SELECT"], ["UPDATE", "COMMIT"]]
+    with transaction() as session:
+        assert session.execute(READ_REQUEST, {"id": request_id}).one().n == 4
 
 
 def test_who_counts_statements_sees_kept_ones_too(request_id: UUID) -> None:

@@ -5,10 +5,12 @@ A request transaction only appends postings. One elected applier folds them into
 (database/kudos.py).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
+from typing import Final
 from uuid import UUID
 
 from sqlalchemy import (
@@ -188,6 +190,64 @@ class Movements:
 
     currencies: tuple[Currency, ...] = ()
     statistics: tuple[Statistic, ...] = ()
+
+
+# Two members of a WITH that append the postings of one event, once for each row of `{source}`: a
+# statement that changes something books it too. `build_posting_parameters` has their values.
+APPENDING: Final = """
+    currencies AS (
+        INSERT INTO kudos_ledger (event_id, entry_type, user_id, account, amount, reservation_id, created, applied)
+        SELECT CAST(:event_id AS uuid), posting.*, :now, false
+        FROM {source}, unnest(
+            CAST(:entry_types AS varchar[]), CAST(:user_ids AS integer[]), CAST(:accounts AS varchar[]),
+            CAST(:amounts AS numeric[]), CAST(:reservation_ids AS varchar[])
+        ) AS posting
+    ), statistics AS (
+        INSERT INTO kudos_stat_events (event_id, entry_type, target, name, record, user_id, worker_id, amount, created, applied)
+        SELECT CAST(:event_id AS uuid), posting.*, :now, false
+        FROM {source}, unnest(
+            CAST(:stat_entry_types AS varchar[]), CAST(:stat_targets AS varchar[]), CAST(:stat_names AS varchar[]),
+            CAST(:stat_records AS varchar[]), CAST(:stat_user_ids AS integer[]), CAST(:stat_worker_ids AS uuid[]),
+            CAST(:stat_amounts AS numeric[])
+        ) AS posting
+    )
+"""
+
+
+def build_posting_parameters(
+    event_id: UUID, movements: Movements, now: datetime
+) -> dict[str, object]:
+    """The values of a statement with `APPENDING`."""
+    return {
+        "event_id": str(event_id),
+        "now": now,
+        **_build_currency_columns(movements.currencies),
+        **_build_statistic_columns(movements.statistics),
+    }
+
+
+def _build_currency_columns(currencies: Sequence[Currency]) -> dict[str, list[object]]:
+    return {
+        "entry_types": [item.entry_type.value for item in currencies],
+        "user_ids": [item.user_id for item in currencies],
+        "accounts": [item.account.value for item in currencies],
+        "amounts": [item.amount for item in currencies],
+        "reservation_ids": [item.reservation_id for item in currencies],
+    }
+
+
+def _build_statistic_columns(statistics: Sequence[Statistic]) -> dict[str, list[object]]:
+    return {
+        "stat_entry_types": [item.entry_type.value for item in statistics],
+        "stat_targets": [item.target.value for item in statistics],
+        "stat_names": [item.name for item in statistics],
+        "stat_records": [item.record for item in statistics],
+        "stat_user_ids": [item.user_id for item in statistics],
+        "stat_worker_ids": [
+            None if item.worker_id is None else str(item.worker_id) for item in statistics
+        ],
+        "stat_amounts": [item.amount for item in statistics],
+    }
 
 
 def to_kudos(amount: float | int | Decimal) -> Decimal:

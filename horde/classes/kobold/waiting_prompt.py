@@ -14,17 +14,15 @@ from sqlalchemy import (
     CHAR,
     Boolean,
     ColumnElement,
-    DateTime,
     Float,
     Index,
     Integer,
     String,
     Text,
     Uuid,
-    bindparam,
     cast,
     func,
-    update,
+    text,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import Mapped, Session, mapped_column
@@ -38,6 +36,7 @@ from horde.chat.stored_objects import (
     replace_stored_images,
 )
 from horde.chat.wire import ChatExtras, Message
+from horde.classes.base.kudos import APPENDING, Movements, build_posting_parameters
 from horde.classes.base.waiting_prompt import LIVE, QUEUE_RANK, WaitingPrompt
 from horde.classes.kobold.chat_request import (
     build_chat_job_payload,
@@ -288,18 +287,18 @@ class TextWaitingPrompt(WaitingPrompt):
         tax: int,
         priority: int,
         claim: OperationKeyClaim | None,
+        movements: Movements,
         now: datetime,
     ) -> bool:
-        """Show an inactive request to the workers, with its tax and, for chat, its operation key;
-        False when it is gone.
+        """Show an inactive request to the workers, with its tax, what that moves and, for chat, its
+        operation key; False when it is gone, and then nothing moves.
 
-        The caller appends the tax's postings in the same transaction. A key that another request of
-        the user claimed meanwhile breaks the unique index: the transaction fails with an
-        IntegrityError and leaves nothing.
+        A key that another request of the user claimed meanwhile breaks the unique index: the
+        transaction fails with an IntegrityError and leaves nothing.
         """
         values = {
+            **build_posting_parameters(wp_id, movements, now),
             "wp_id": wp_id,
-            "now": now,
             "priority": priority,
             "tax": tax,
             "key": None if claim is None else claim.key,
@@ -337,20 +336,16 @@ def build_sent_columns(
 
 
 _ACTIVATE = keep(
-    update(requests)
-    .where(
-        requests.c.id == bindparam("wp_id"),
-        ~requests.c.active,
-        requests.c.expiry > bindparam("now", type_=DateTime),
-    )
-    .values(
-        active=True,
-        extra_priority=bindparam("priority", type_=Integer),
-        consumed_kudos=requests.c.consumed_kudos + bindparam("tax", type_=Integer),
-        operation_key=bindparam("key", type_=Uuid),
-        operation_fingerprint=bindparam("fingerprint", type_=CHAR(64)),
-    )
-    .returning(requests.c.id)
+    text(f"""
+    WITH activated AS (
+        UPDATE waiting_prompts SET active = true, extra_priority = :priority,
+            consumed_kudos = consumed_kudos + :tax, operation_key = CAST(:key AS uuid),
+            operation_fingerprint = :fingerprint
+        WHERE id = :wp_id AND NOT active AND expiry > :now
+        RETURNING id
+    ), {APPENDING.format(source="activated")}
+    SELECT id FROM activated
+    """)
 )
 
 
