@@ -149,9 +149,9 @@ Index(
 )
 Index("ix_kudos_ledger_user_id_id", KudosPosting.user_id, KudosPosting.id)
 Index(
-    "ix_kudos_stat_events_unapplied",
+    "ix_kudos_stat_events_waiting",
     StatPosting.id,
-    postgresql_where=StatPosting.applied.is_(False),
+    postgresql_where=StatPosting.applied.is_(False) & StatPosting.quarantine_reason.is_(None),
 )
 Index(
     "ix_kudos_reservations_active_user",

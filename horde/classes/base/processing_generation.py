@@ -56,7 +56,7 @@ class ProcessingGeneration(Base):
     __mapper_args__ = {"polymorphic_on": "procgen_type", "polymorphic_identity": "base"}
 
     id: Mapped[UUID] = mapped_column(Uuid, primary_key=True, default=uuid4)
-    procgen_type: Mapped[str] = mapped_column(String(30), index=True)
+    procgen_type: Mapped[str] = mapped_column(String(30))
     generation: Mapped[str | None] = mapped_column(Text)
     gen_metadata: Mapped[list[dict[str, Any]] | None] = mapped_column(JSONB(none_as_null=True))
     model: Mapped[str] = mapped_column(String(255), default="")

@@ -50,7 +50,7 @@ class WaitingPrompt(Base):
     __mapper_args__ = {"polymorphic_on": "wp_type", "polymorphic_identity": "base"}
 
     id: Mapped[UUID] = mapped_column(Uuid, primary_key=True, default=uuid4)
-    wp_type: Mapped[str] = mapped_column(String(30), index=True)
+    wp_type: Mapped[str] = mapped_column(String(30))
     prompt: Mapped[str] = mapped_column(Text)
     submitted_prompt: Mapped[str | None] = mapped_column(Text, deferred=True)
     user_id: Mapped[int] = mapped_column(ForeignKey("users.id", ondelete="CASCADE"), index=True)
@@ -181,13 +181,6 @@ QUEUE_RANK = WaitingPrompt.extra_priority - PRIORITY_PER_SECOND * func.date_part
 Index("ix_wp_models_wp_id_model", WPModels.wp_id, WPModels.model)
 Index("ix_wp_allowed_workers_wp_id_worker_id", WPAllowedWorkers.wp_id, WPAllowedWorkers.worker_id)
 Index("ix_wp_tricked_workers_wp_id_worker_id", WPTrickedWorkers.wp_id, WPTrickedWorkers.worker_id)
-Index(
-    "ix_waiting_prompts_queue",
-    WaitingPrompt.wp_type,
-    WaitingPrompt.extra_priority.desc(),
-    WaitingPrompt.created,
-    postgresql_where=LIVE,
-)
 Index(
     "ix_waiting_prompts_queue_user",
     WaitingPrompt.user_id,
