@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """create_app: the only place where the parts of the API are joined."""
 
+from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType, TracebackType
 
@@ -81,6 +82,12 @@ class HordeFlask(Flask):
         self, exc_info: tuple[type, BaseException, TracebackType | None] | tuple[None, None, None]
     ) -> None:
         """Nothing: called by restx for every 5xx, refusals such as 503 included."""
+
+    def ensure_sync[**P, R](self, func: Callable[P, R]) -> Callable[P, R]:
+        """The function itself. No view or hook here is a coroutine, and Flask would ask each of
+        them at each request.
+        """
+        return func
 
 
 def create_app(

@@ -41,8 +41,9 @@ def record_request(response: Response) -> Response:
     and secrets.
     """
     seconds = time.monotonic() - g.get("started_at", time.monotonic())
-    route = UNKNOWN_ROUTE if request.url_rule is None else request.url_rule.rule
-    method = request.method if request.method in KNOWN_METHODS else "other"
+    rule, method = request.url_rule, request.method
+    route = UNKNOWN_ROUTE if rule is None else rule.rule
+    method = method if method in KNOWN_METHODS else "other"
     metrics.http_requests.add(
         1, {"horde.method": method, "horde.route": route, "horde.status": response.status_code}
     )

@@ -157,9 +157,11 @@ def check_storable_request() -> None:
     Surrogates cannot arrive this way: paths and queries are decoded with replacement, headers as
     Latin-1.
     """
-    if "\x00" in request.path or "%00" in request.environ.get("QUERY_STRING", ""):
+    environ = request.environ
+    if "\x00" in request.path or "%00" in environ.get("QUERY_STRING", ""):
         raise _nul_found("address")
-    if any("\x00" in value for _, value in request.headers):
+    # As WSGI names headers: the mapping of werkzeug spells each of them anew.
+    if any("\x00" in environ[name] for name in environ if name.startswith(("HTTP_", "CONTENT_"))):
         raise _nul_found("headers")
 
 
