@@ -24,6 +24,7 @@ from horde.classes.base.worker import Worker
 from horde.database import functions, text_queue
 from horde.database.kudos import fold_postings
 from horde.db import transaction
+from horde.hot_session import HotSession
 from horde.pop_epochs import EVERYTHING, move_marks
 from tests.integration.rows import forget_everything, make_user, own_horde
 
@@ -248,3 +249,24 @@ def test_a_text_job_from_request_to_read_reply_is_at_most_11_statements_and_4_co
         served.get(f"/api/v2/generate/text/status/{request_id}")
     assert len(counted.statements) <= 11, counted.statements
     assert counted.transactions <= 4
+
+
+def test_a_text_job_from_request_to_read_reply_is_at_most_10_round_trips(
+    served: FlaskClient, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[str] = []
+    send = HotSession._run
+
+    def note(self: HotSession, *statements: Any) -> Any:
+        cursor = send(self, *statements)
+        words = cursor.query.decode()
+        if not any(asked in words for asked in ASKED_BY_TIME):
+            sent.append(words)
+        return cursor
+
+    monkeypatch.setattr(HotSession, "_run", note)
+    request_id = post(served, "text/async", TEXT, key)["id"]
+    job = post(served, "text/pop", POP, key)
+    post(served, "text/submit", build_reply(job), key)
+    served.get(f"/api/v2/generate/text/status/{request_id}")
+    assert len(sent) <= 10, sent
