@@ -258,8 +258,8 @@ class HotSession:
             self._session.expunge_all()
         is_lost = self._connection is not None and self._connection.invalidated
         if self._is_open and not is_lost:
-            self._is_open = False
             self._say("ROLLBACK")
+            self._is_open = False
 
     def invalidate(self) -> None:
         """Have the connection closed instead of given back."""

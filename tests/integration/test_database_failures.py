@@ -27,6 +27,7 @@ from horde.database import users
 from horde.database.caches import clear_all
 from horde.database.migrate import migrate
 from horde.db import transaction
+from horde.postgres import waiting_up_to
 from tests.integration.own_postgres import OwnPostgres, own_postgres
 from tests.integration.rows import SECRET, make_user
 from tests.integration.tcp_gate import TcpGate
@@ -81,7 +82,8 @@ def app(server: OwnPostgres, gate: TcpGate, service_urls: ServiceAddresses) -> I
     )
     before = db.state.get()
     app = create_app(config, resource_modules=(heartbeat, kobold))
-    migrate(db.require_engine(), secret_key=SECRET)
+    with waiting_up_to(60):  # no single answer of a request takes as long as the schema
+        migrate(db.require_engine(), secret_key=SECRET)
     users.configure(config)
     with transaction() as session:
         session.execute(text(BREAKING))

@@ -12,7 +12,13 @@ from uuid import UUID, uuid4
 import pytest
 from flask import Flask
 from sqlalchemy import DateTime, bindparam, event, func, insert, literal, select, text, update
-from sqlalchemy.exc import IntegrityError, MultipleResultsFound, NoResultFound, ProgrammingError
+from sqlalchemy.exc import (
+    DataError,
+    IntegrityError,
+    MultipleResultsFound,
+    NoResultFound,
+    ProgrammingError,
+)
 from sqlalchemy.orm import sessionmaker
 
 from devtools.services import ServiceAddresses
@@ -196,6 +202,27 @@ def test_what_was_sent_later_fails_the_transaction_that_it_belongs_to(
     assert "secret" not in str(failed.value)
     with transaction() as session:
         assert session.execute(READ_REQUEST, {"id": request_id}).one().n == 3
+
+
+def test_a_connection_whose_statement_failed_is_used_again(request_id: UUID) -> None:
+    ask = keep(text("SELECT pg_backend_pid()"))
+
+    def fail(*, later: bool) -> None:
+        with transaction() as session:
+            session.execute(ask, {})
+            fails = keep(text("SELECT 1 / :number"))
+            if later:
+                execute_later(session, fails, {"number": 0})
+            else:
+                session.execute(fails, {"number": 0})
+
+    with transaction() as session:
+        before = session.execute(ask, {}).scalar_one()
+    for later in (False, True):
+        with pytest.raises(DataError):
+            fail(later=later)
+        with transaction() as session:
+            assert session.execute(ask, {}).scalar_one() == before
 
 
 def test_what_waits_is_forgotten_with_its_transaction(request_id: UUID) -> None:
