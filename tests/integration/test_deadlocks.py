@@ -18,7 +18,7 @@ from sqlalchemy import text, update
 from sqlalchemy.orm import Session
 
 from devtools.services import ServiceAddresses
-from horde.apis import register
+from horde.apis import register, site
 from horde.apis.v2 import base, kobold, sharedkeys, users, workers
 from horde.classes.base.processing_generation import ProcessingGeneration
 from horde.classes.base.user import UserRoleTypes
@@ -32,7 +32,7 @@ from tests.integration.text_horde import KNOWN, TextHorde, change_worker, start_
 
 pytestmark = pytest.mark.race
 
-MODULES = (kobold, base, workers, users, sharedkeys, register)
+MODULES = (kobold, base, workers, users, sharedkeys, register, site)
 MOST_WRITES = 40  # of one act; it ends long before
 
 VICTIM = """
