@@ -19,6 +19,7 @@ from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
 from horde.classes.kobold.worker import TextRequestFacts
 from horde.database.text_functions import TEXT_FAMILY, get_queue_class_facts, get_rank, is_live
 from horde.db import table_of
+from horde.hot_session import keep
 from horde.redis_ctrl import RedisUnavailable, get_json, set_json
 from horde.runtime import Part
 
@@ -99,7 +100,7 @@ def build_queue_snapshot(rows: Iterable[QueueRow]) -> QueueSnapshot:
 
 waiting = table_of(TextWaitingPrompt).c
 
-_LIST_QUEUE = (
+_LIST_QUEUE = keep(
     select(
         cast(waiting.id, Text),
         waiting.queue_class,
