@@ -47,9 +47,10 @@ POP: dict[str, Any] = {
     "model_id": MODEL,
 }
 
-# The switches of the horde, who is online and the order of the queue: a process asks for them every
-# few seconds, so how slow the machine is decides which call pays.
+# Accounts, the switches of the horde, who is online and the order of the queue: a process asks for
+# them every few seconds, so how slow the machine is decides which call pays.
 ASKED_BY_TIME = (
+    "SELECT users.id, users.username",
     "FROM settings",
     "workers.last_check_in >=",
     "SELECT CAST(waiting_prompts.id AS TEXT)",
