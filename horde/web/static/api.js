@@ -163,5 +163,5 @@ find("search").addEventListener("input", () => {
     topic.hidden = operations.every((each) => each.hidden);
   }
 });
-const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
 if (target?.matches(".operation")) target.open = true;

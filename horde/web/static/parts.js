@@ -21,12 +21,14 @@ export function draw(tag, attributes = {}, ...children) {
 
 export function makeButton(text, act, className = "") {
   const button = make("button", { text, type: "button", className });
+  let isActing = false; // not disabled meanwhile: it would lose the focus
   button.addEventListener("click", async () => {
-    button.disabled = true;
+    if (isActing) return;
+    isActing = true;
     try {
       await act();
     } finally {
-      button.disabled = false;
+      isActing = false;
     }
   });
   return button;
