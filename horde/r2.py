@@ -56,7 +56,7 @@ class StoreUnavailable(Exception):
     """The store did not do what was asked: away, refusing, or not configured."""
 
 
-class StoreLeftAlone(StoreUnavailable):
+class StoreCircuitOpen(StoreUnavailable):
     """The store was not asked, since it has just failed: whatever was to be stored is not."""
 
 
@@ -272,7 +272,7 @@ def _calling(operation: str) -> Iterator[None]:
     breaker = state.get().breaker
     if not breaker.admits():
         _count_failures(operation, "skipped")
-        raise StoreLeftAlone("The store is being left alone after a failure.")
+        raise StoreCircuitOpen("The circuit breaker of the store is open after a failure.")
     try:
         with _translating(operation):
             yield

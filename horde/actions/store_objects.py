@@ -13,7 +13,7 @@ from horde.config import Config
 from horde.database.text_requests import mark_messages_offloaded
 from horde.db import run_transaction
 from horde.exceptions import ServiceUnavailable
-from horde.r2 import StoreLeftAlone, StoreUnavailable, upload_chat_messages, upload_source_image
+from horde.r2 import StoreCircuitOpen, StoreUnavailable, upload_chat_messages, upload_source_image
 from horde.return_codes import ReturnCode
 
 STORE_AWAY = (
@@ -41,7 +41,7 @@ def store_objects(
             sent.append(offload.key)
             upload_chat_messages(offload.key, offload.body, is_gzipped=offload.is_gzipped)
     except StoreUnavailable as error:
-        if isinstance(error, StoreLeftAlone):
+        if isinstance(error, StoreCircuitOpen):
             sent.pop()
         raise ServiceUnavailable(STORE_AWAY, ReturnCode.CHAT_IMAGE_STORAGE_UNAVAILABLE) from error
 

@@ -63,9 +63,9 @@ class FrontConnection(H11Protocol):
     """HTTP/1.1 as `uvicorn.Config(http=...)` takes it."""
 
     _early = b""
-    _timer: asyncio.TimerHandle | None = None  # runs while the client owes something
-    # Its state meanwhile: headers, or the rest of a body that nobody reads any more.
-    _owed: object = None
+    _timer: asyncio.TimerHandle | None = None  # runs while a part of a request is waited for
+    # That part, as the parser's state: headers, or the rest of a body that nobody reads any more.
+    _awaited: object = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for a request."""
@@ -75,7 +75,7 @@ class FrontConnection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait for nothing more."""
-        self._owe(None)
+        self._wait_for(None)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -132,25 +132,27 @@ class FrontConnection(H11Protocol):
         )
 
     def _hold_to_time(self) -> None:
-        """Bound the time for what the client owes now; bytes of it that come give it no more.
-        Silence alone between two requests is the library's to end."""
+        """Bound the time in which the part of a request that has to come now is complete; its bytes
+        give it no more. Between two requests the library ends a silence.
+        """
         theirs = self.conn.their_state
         is_answered = self.cycle is not None and self.cycle.response_complete
-        owes = theirs is h11.IDLE or (theirs is h11.SEND_BODY and is_answered)
-        self._owe(theirs if owes and not self.transport.is_closing() else None)
+        is_awaited = theirs is h11.IDLE or (theirs is h11.SEND_BODY and is_answered)
+        self._wait_for(theirs if is_awaited and not self.transport.is_closing() else None)
 
-    def _owe(self, owed: object) -> None:
-        if owed is self._owed:
+    def _wait_for(self, part: object) -> None:
+        """Start the time for another part; None waits for nothing."""
+        if part is self._awaited:
             return
         if self._timer is not None:
             self._timer.cancel()
-        self._owed, self._timer = (
-            owed,
-            None if owed is None else self.loop.call_later(HEAD_SECONDS, self._lose_patience),
+        self._awaited, self._timer = (
+            part,
+            None if part is None else self.loop.call_later(HEAD_SECONDS, self._stop_waiting),
         )
 
-    def _lose_patience(self) -> None:
+    def _stop_waiting(self) -> None:
         """End the connection; with a word, if the client had begun to ask."""
-        if self._owed is h11.IDLE and self.conn.trailing_data[0]:
+        if self._awaited is h11.IDLE and self.conn.trailing_data[0]:
             self._refuse(_INCOMPLETE)
         self.transport.close()

@@ -101,13 +101,18 @@ def touches_statements(part: ast.AST, builders: set[str]) -> bool:
     return False
 
 
+def list_statement_parts(module: ast.Module) -> list[str]:
+    """The names of the parts of a module that build or send statements."""
+    builders = find_sqlalchemy_names(module)
+    return [name for name, part in iter_parts(module) if touches_statements(part, builders)]
+
+
 def test_statements_are_built_and_sent_in_database_alone() -> None:
     elsewhere = {
         (path, name)
         for path, module in MODULES
         if not path.startswith("database/") and path not in DRIVERS
-        for name, part in iter_parts(module)
-        if touches_statements(part, find_sqlalchemy_names(module))
+        for name in list_statement_parts(module)
     }
     assert elsewhere == MAPPED_STATEMENTS
 
