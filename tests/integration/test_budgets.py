@@ -134,11 +134,13 @@ def build_reply(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_an_idle_pop_that_repeats_itself_costs_no_statement(served: FlaskClient, key: str) -> None:
-    for _ in range(3):  # a Redis without any marks gets them first
-        post(served, "text/pop", POP, key)
-    with counting() as counted:
-        post(served, "text/pop", POP, key)
-    assert counted.statements == []
+    # A Redis without any marks gets them first, and other tests may empty it at any moment.
+    for _ in range(20):
+        with counting() as counted:
+            post(served, "text/pop", POP, key)
+        if not counted.statements:
+            return
+    pytest.fail(f"every pop looks: {counted.statements}")
 
 
 def test_an_idle_pop_that_looks_costs_two_statements_one_transaction_and_no_write(
