@@ -133,7 +133,6 @@ def test_the_lists_benchmark_costs_each_list_three_statements_at_most(
     rows = {row["route"]: row for row in json.loads(answer.stdout)["rows"]}
     assert {"users by kudos", "workers", "models", "stats totals", "teams"} <= rows.keys()
     costs = {name: row["statements"] for name, row in rows.items()}
-    assert costs.pop("models") == 4  # computed by a job every ten seconds, and shared
     assert max(costs.values()) <= 3
 
 
