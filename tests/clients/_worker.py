@@ -237,7 +237,7 @@ class SteppingWorker(AnsweringWorker):
             return
         name, arguments = self._steps[done]
         called = {"name": name, "arguments": json.dumps(arguments)}
-        call = {"id": "call_1", "type": "function", "function": called}
+        call = {"id": f"call_{done + 1}", "type": "function", "function": called}
         self.submit(job, f"Step {done + 1}.", tool_calls=[call])
 
 
