@@ -135,6 +135,12 @@ def install_packages(folder: Path, requirements: Sequence[Path]) -> None:
     prepare(folder, requirements, install)
 
 
+def require_axe() -> Path:
+    """The script that finds what keeps people with disabilities out of a page. Raises SetupError."""
+    _, folder = require_node()
+    return folder / "node_modules" / "axe-core" / "axe.min.js"
+
+
 def require_browser() -> Path:
     """A Chromium: the one that HORDE_TEST_BROWSER names, one on PATH, or else the pinned one.
 
