@@ -26,7 +26,6 @@ MAPPED_STATEMENTS = {
     ("classes/kobold/processing_generation.py", "_RENEW"),
     ("classes/kobold/processing_generation.py", "renew_text_job_ttl"),
     ("classes/kobold/processing_generation.py", "renew_text_job_lease"),
-    ("classes/kobold/waiting_prompt.py", "_ACTIVATE"),
     ("classes/kobold/waiting_prompt.py", "_activate"),
 }
 # Edges of their own: commands, the clock, the server's start, and the bodies of periodic jobs.
