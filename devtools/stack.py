@@ -211,7 +211,8 @@ class Stack:
         environment = self.build_environment(addresses)
         say("Starting the API and the front ...")
         run_program([str(HORDE), "db", "migrate"], environment, self.state)
-        api = Api(self, environment)
+        self.choose_front_port()
+        api = Api(self, {"HORDE_FRONT_URL": self.front_url, **environment})
         api_child = self.programs.launch(api)
         front = Front(self, environment)
         front_child = self.programs.launch(front)
@@ -245,6 +246,14 @@ class Stack:
         """The settings of the project's processes; what the user has set already counts."""
         defaults = {"HORDE_ENVIRONMENT": "development", "secret_key": self.secrets["secret_key"]}
         return {**defaults, **os.environ, **addresses.build_environment()}
+
+    def choose_front_port(self) -> None:
+        """Settle where the front will be: the usual port unless another stack has it. The API's
+        pages link to it, so it is known before either starts.
+        """
+        if self.wanted_front_port is None:
+            usual = self.port != DEFAULT_FRONT_PORT and is_port_free(DEFAULT_FRONT_PORT)
+            self.front_port = DEFAULT_FRONT_PORT if usual else find_free_ports(1)[0]
 
     def require_demo_user(self, environment: dict[str, str]) -> dict[str, str]:
         """{id, alias, api_key} of the user that owns the worker and makes the example request; made
@@ -399,10 +408,7 @@ class Front:
     environment: dict[str, str]
 
     def build(self) -> Child:
-        """``horde front`` before the API, on the usual port unless another stack has it."""
-        if self.stack.wanted_front_port is None:
-            usual = self.stack.port != DEFAULT_FRONT_PORT and is_port_free(DEFAULT_FRONT_PORT)
-            self.stack.front_port = DEFAULT_FRONT_PORT if usual else find_free_ports(1)[0]
+        """``horde front`` before the API."""
         command = [
             str(HORDE),
             "front",

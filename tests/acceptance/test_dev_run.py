@@ -75,6 +75,8 @@ def test_two_stacks_run_side_by_side_and_start_again(states: list[Path], tiny_ba
     assert first["front_url"].endswith("/v1")  # what OpenAI's clients take as their address
     with urllib.request.urlopen(first["page_url"], timeout=30) as page:
         assert b"<!doctype html>" in page.read()
+    with urllib.request.urlopen(first["api_url"].removesuffix("api"), timeout=30) as site:
+        assert f'href="{first["page_url"].rstrip("/")}"'.encode() in site.read()
     assert [model["id"] for model in get(f"{first['front_url']}/models", "")["data"]] == [
         first["model"]
     ]

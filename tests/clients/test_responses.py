@@ -35,11 +35,6 @@ ITEM = [
     *("response.output_item.added", "response.content_part.added", "response.output_text.done"),
     *("response.content_part.done", "response.output_item.done", "response.completed"),
 ]
-# Codex CLI alone takes half a gigabyte, so this is for when it is asked for.
-when_asked = pytest.mark.skipif(
-    "HORDE_TEST_AGENTS" not in os.environ,
-    reason="HORDE_TEST_AGENTS installs and runs agents and JavaScript on Responses",
-)
 AGENTS_MODEL = "tests/agents-sdk-model"
 CODEX_MODEL = "tests/codex-model"
 ANSWER = "It is 21 degrees in Paris at noon."
@@ -122,7 +117,6 @@ def test_leaving_a_streamed_response_cancels_its_request(openai_python: Seen, st
     wait_until(lambda: stack.is_cancelled(left["request_id"]))
 
 
-@when_asked
 def test_openai_javascript_responds_and_streams(openai_javascript: Seen) -> None:
     reply = require_content(openai_javascript, "create")
     assert reply == {
@@ -136,7 +130,6 @@ def test_openai_javascript_responds_and_streams(openai_javascript: Seen) -> None
     require_content(openai_javascript, "stream_helper")
 
 
-@when_asked
 def test_openai_javascript_calls_and_parses(openai_javascript: Seen) -> None:
     reply = require_content(openai_javascript, "tools", WEATHER)
     assert (reply["name"], reply["arguments"]) == ("get_weather", {"city": "Paris"})
@@ -150,7 +143,6 @@ def test_openai_javascript_calls_and_parses(openai_javascript: Seen) -> None:
     assert openai_javascript["cancel"]["content"] == "One,"
 
 
-@when_asked
 def test_89_the_agents_sdk_finishes_a_run(client_python: Path, stack: Stack, folder: Path) -> None:
     steps = [
         ("get_weather", {"city": "Paris"}),
@@ -189,7 +181,6 @@ enabled = false
     )
 
 
-@when_asked
 def test_88_codex_finishes_a_task(stack: Stack, tmp_path: Path) -> None:
     codex = require(clients.require_codex)
     work, home = tmp_path / "work", tmp_path / "home"
