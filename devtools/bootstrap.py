@@ -92,7 +92,7 @@ def prepare_environment(demo_model: bool) -> None:
     if not os.path.exists(VENV_PYTHON) or read_stamp("development") != stamp:
         make_environment()
         say(
-            "Installing the pinned packages into .venv (about 200 MB to download the first"
+            "Installing the pinned packages into .venv (about 250 MB to download the first"
             " time) ..."
         )
         install(REQUIREMENTS)
