@@ -196,19 +196,26 @@ class FormOfStreams:
     path: str
     text_mark: bytes
     end_mark: bytes
+    messages_key: str = "messages"
+    length_key: str = "max_tokens"
 
     def build_body(self, *, is_stream: bool) -> dict[str, Any]:
         """The plainest call."""
         return {
             "model": MODEL,
-            "messages": [{"role": "user", "content": "Count."}],
-            "max_tokens": 64,
+            self.messages_key: [{"role": "user", "content": "Count."}],
+            self.length_key: 64,
             "stream": is_stream,
         }
 
 
 CHAT = FormOfStreams("chat", "/v1/chat/completions", b'"content":"', b"data: [DONE]")
 MESSAGES = FormOfStreams("messages", "/v1/messages", b'"text":"', b"event: message_stop")
+RESPONSES = FormOfStreams(
+    *("responses", "/v1/responses", b'"delta":"', b"event: response.completed"),
+    messages_key="input",
+    length_key="max_output_tokens",
+)
 
 
 class StreamClient:

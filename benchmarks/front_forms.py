@@ -22,12 +22,19 @@ from typing import Any, TextIO
 from uuid import uuid4
 
 from benchmarks._counters import read_tree_cpu
-from benchmarks._front import CHAT, MESSAGES, FormOfStreams, ScriptedApi, running_front
+from benchmarks._front import (
+    CHAT,
+    MESSAGES,
+    RESPONSES,
+    FormOfStreams,
+    ScriptedApi,
+    running_front,
+)
 from benchmarks.front_streams import measure_streams, pick
 from horde.config import build_redis_url
 from horde.redis_ctrl import chat_signal_db
 
-FORMS = (CHAT, MESSAGES)
+FORMS = (CHAT, MESSAGES, RESPONSES)
 WARM_UP_CALLS = 20
 KEY = "0000000000"
 

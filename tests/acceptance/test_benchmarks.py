@@ -141,5 +141,5 @@ def test_the_benchmark_of_forms_prints_a_row_for_each(service_urls: ServiceAddre
     answer = run_benchmark(service_urls, "front_forms", "--quick", "--json")
     assert answer.returncode == 0, answer.stderr
     rows = json.loads(answer.stdout)
-    assert [row["form"] for row in rows] == ["chat", "messages"]
+    assert [row["form"] for row in rows] == ["chat", "messages", "responses"]
     assert all(row["call_ms"] > 0 for row in rows)
