@@ -122,7 +122,7 @@ def test_7_health_needs_no_key(stack: FrontStack) -> None:
     ready = stack.call("GET", "/health/ready")
     assert (ready.status_code, ready.json()) == (
         200,
-        {"status": "ready", "native": True, "redis": False},
+        {"status": "ready", "native": True, "redis": False, "store": None},
     )
     assert stack.call("HEAD", "/health").content == b""
 

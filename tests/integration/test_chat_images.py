@@ -635,7 +635,7 @@ def test_a_request_whose_activation_was_answered_too_late_is_not_taken_back(
     horde: ChatHorde, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The connection may break after the commit: workers see the request then."""
-    activate = queue_requests.run_transaction
+    activate = queue_requests.run_single_statement
 
     def lose_the_answer(work: Any) -> Any:
         answer = activate(work)
@@ -644,7 +644,7 @@ def test_a_request_whose_activation_was_answered_too_late_is_not_taken_back(
         return answer
 
     with monkeypatch.context() as patched:
-        patched.setattr(queue_requests, "run_transaction", lose_the_answer)
+        patched.setattr(queue_requests, "run_single_statement", lose_the_answer)
         answer = horde.submit(messages=with_images(PICTURE), max_tokens=64)
     assert answer.status_code == 503
     assert (count_rows()[0], len(list_stored())) == (1, 1)

@@ -21,6 +21,7 @@ from flask import Flask
 from sqlalchemy import func, select
 
 from devtools.services import ServiceAddresses
+from horde import redis_ctrl
 from horde.classes.base.user import User, hash_api_key
 from horde.classes.base.worker import Worker
 from horde.classes.kobold.processing_generation import TextProcessingGeneration
@@ -136,6 +137,7 @@ def shared(addresses: ServiceAddresses, redis: OwnRedis, gate: Gate) -> Iterator
 
 @pytest.fixture
 def stack(shared: FrontStack, redis: OwnRedis, gate: Gate) -> FrontStack:
+    redis_ctrl.state.get().breaker.record_success()  # the test before may have lost Redis
     start_anew()
     gate.answers.clear()
     gate.may_pass.set()
