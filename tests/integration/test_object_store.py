@@ -397,7 +397,8 @@ def test_every_object_is_listed_page_by_page(store: Config) -> None:
 
 
 def test_a_bucket_that_nobody_made_yet_is_empty(store: Config) -> None:
-    missing = replace(store, source_image_bucket="not-made-yet", chat_messages_bucket="nor-this")
+    names = ("source_image_bucket", "chat_messages_bucket", "evidence_bucket")
+    missing = replace(store, **{name: f"{name.replace('_', '-')}-not-made" for name in names})
     r2.connect(missing)
     try:
         assert list(r2.list_objects()) == []
