@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """A day of a moderator, through HTTP and through the command line, on a horde of processes."""
 
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -77,6 +78,13 @@ def wait_for_evidence(
     return read()[-1]
 
 
+def list_acts(desk: Desk, user_id: int) -> list[dict[str, Any]]:
+    """All pages of what an account did, the newest first."""
+    path = f"/operations/moderator_acts?user_id={user_id}"
+    pages = (desk.call("GET", f"{path}&page={number}") for number in itertools.count(1))
+    return [act for page in itertools.takewhile(bool, pages) for act in page]
+
+
 def is_reading(act: dict[str, Any]) -> bool:
     """Reading is recorded as often as it is done."""
     return bool(act["action"] == "evidence.read")
@@ -149,7 +157,7 @@ def test_a_moderators_day_through_http(horde: Horde) -> None:
     assert worker.post_pop().json()["rc"] == "DeletedUser"
 
     # All of it is on record.
-    acts = desk.call("GET", f"/operations/moderator_acts?user_id={moderator.id}")
+    acts = list_acts(desk, moderator.id)
     assert [(act["action"], act["reason"]) for act in reversed(acts) if not is_reading(act)] == [
         ("address.blocked", "a flood"),
         ("address.unblocked", None),

@@ -48,7 +48,11 @@ class Proxy(httpx.BaseTransport):
         return response
 
     def close(self) -> None:
-        """The connections of one client end with another's."""
+        """The bridge's clients share the connections, which outlive each of them."""
+
+    def hang_up(self) -> None:
+        """Close the connections."""
+        self._network.close()
 
 
 @pytest.fixture
@@ -80,6 +84,7 @@ def running_bridge(stack: FrontStack, proxy: Proxy) -> Iterator[threading.Thread
     finally:
         bridge.stop()
         thread.join(15)
+        proxy.hang_up()
         assert not thread.is_alive()
 
 
