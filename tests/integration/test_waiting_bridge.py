@@ -84,6 +84,7 @@ def running_bridge(stack: FrontStack, proxy: Proxy) -> Iterator[threading.Thread
     finally:
         bridge.stop()
         thread.join(15)
+        horde.close()
         proxy.hang_up()
         assert not thread.is_alive()
 
