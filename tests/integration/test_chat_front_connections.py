@@ -196,7 +196,7 @@ def test_what_is_no_chunk_behind_an_answer_ends_the_connection(
 ) -> None:
     with connect(stack.url) as client:
         client.sendall(
-            b"POST /v1/responses HTTP/1.1\r\nHost: front\r\nTransfer-Encoding: chunked\r\n\r\n"
+            b"POST /v1/embeddings HTTP/1.1\r\nHost: front\r\nTransfer-Encoding: chunked\r\n\r\n"
         )
         received = b""
         while b"unknown_url" not in received:
@@ -285,7 +285,7 @@ def test_a_connection_that_asks_nothing_is_closed_without_a_word(stack: FrontSta
 def test_a_body_that_drips_on_behind_its_answer_ends_the_connection(stack: FrontStack) -> None:
     with connect(stack.url) as client:
         client.sendall(
-            b"POST /v1/responses HTTP/1.1\r\nHost: front\r\nContent-Length: 999999\r\n\r\n"
+            b"POST /v1/embeddings HTTP/1.1\r\nHost: front\r\nContent-Length: 999999\r\n\r\n"
         )
         received = drip(client, b"x")
     assert received.count(b"HTTP/1.1 ") == 1
