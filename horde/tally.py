@@ -55,6 +55,7 @@ def count(name: str, amount: float = 1) -> None:
     """Count something by its name."""
     tally = _tally.get()
     with tally.lock:
+        # A Counter adds what is put back; its stub knows whole numbers alone.
         tally.amounts[name] += amount  # type: ignore[assignment]
 
 

@@ -212,7 +212,7 @@ def add_note(
     locked = select(ModerationEvent.id).where(ModerationEvent.id == event_id)
     if session.scalar(locked.with_for_update(read=True, key_share=True)) is None:
         return None
-    values = {
+    values: dict[str, Any] = {
         "event_id": event_id,
         "created": now,
         "user_id": user_id,
@@ -220,7 +220,7 @@ def add_note(
         "note": note,
     }
     added = session.execute(insert(ModerationNote).values(**values).returning(ModerationNote.id))
-    return StoredNote(id=added.scalar_one(), **values)  # type: ignore[arg-type]
+    return StoredNote(id=added.scalar_one(), **values)
 
 
 # To the store and out of it

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from uuid import UUID
 
-from sqlalchemy import delete, text
+from sqlalchemy import Executable, delete, text
 from sqlalchemy.orm import Session
 
 from horde.classes.base.figures import FAULT_REASON_LENGTH, FIGURE_NAME_LENGTH, Figure
@@ -165,12 +165,12 @@ def read_figures(session: Session, *, since: datetime, until: datetime, span: ti
     return found
 
 
-def _write(session: Session, statement: object, amounts: Amounts, now: datetime) -> None:
+def _write(session: Session, statement: Executable, amounts: Amounts, now: datetime) -> None:
     if not amounts:
         return
     names = sorted(amounts)
     session.execute(
-        statement,  # type: ignore[call-overload]
+        statement,
         {
             "minute": floor_minute(now),
             "names": [name[:FIGURE_NAME_LENGTH] for name in names],

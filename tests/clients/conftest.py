@@ -146,4 +146,4 @@ def view(request: pytest.FixtureRequest) -> View:
 @pytest.fixture(params=SCHEMES)
 def scheme(request: pytest.FixtureRequest) -> Scheme:
     """Each colour scheme."""
-    return request.param  # type: ignore[no-any-return]
+    return request.param

@@ -9,6 +9,7 @@ import pytest
 from flask import Flask
 from flask.testing import FlaskClient
 from sqlalchemy import text
+from sqlalchemy.orm import Session
 
 from devtools.services import ServiceAddresses
 from horde import tally
@@ -137,9 +138,9 @@ def test_each_posting_counts_once_as_kudos_that_moved(
     user_id, _ = make_user()
 
     def post(amount: str) -> None:
-        def work(session: object) -> None:
+        def work(session: Session) -> None:
             request_id = make_request(user_id)
-            session.add(  # type: ignore[attr-defined]
+            session.add(
                 KudosPosting(
                     event_id=request_id,
                     entry_type=EntryType.GENERATION,

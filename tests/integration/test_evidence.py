@@ -20,6 +20,7 @@ from horde.clock import utcnow
 from horde.database import caches
 from horde.database.evidence import DELETE_AFTER, MAX_STAGE_CHARACTERS
 from horde.db import transaction
+from horde.exceptions import ServiceUnavailable
 from horde.r2 import StoreUnavailable
 from tests.integration.api_horde import Api, let_rest, make_moderator, own_api
 from tests.integration.rows import make_user, make_worker
@@ -426,8 +427,6 @@ def test_the_limits_count_by_key_whatever_the_path(service_urls: ServiceAddresse
 
 
 def test_a_report_never_fails_the_submit(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    from horde.exceptions import ServiceUnavailable  # noqa: PLC0415  raised by the fake below
-
     def fail(*_: object, **__: object) -> None:
         raise ServiceUnavailable("The database is away.")
 

@@ -158,9 +158,7 @@ def test_arguments_that_are_no_object_fail_the_message(stack: FrontStack, argume
         tool_calls=[build_call(arguments=arguments)],
         finish_reason="tool_calls",
     )
-    if sent.status_code != 200:
-        stack.horde.fault(job["id"])
-        pytest.skip("the horde itself refused the reply")
+    assert sent.status_code == 200  # what a backend wrote is no business of the API
     answer = waiting.result(60)
     error = read_error(answer)
     assert (answer.status_code, error["type"]) == (502, "api_error")

@@ -89,7 +89,7 @@ def call(
 def run(redis: OwnRedis, *words: str) -> Any:
     """The answer of a command in the database of the responses."""
     with Redis.from_url(redis.url, decode_responses=True) as client:
-        return client.execute_command(*words)  # type: ignore[no-untyped-call]
+        return client.execute_command(*words)
 
 
 def is_cancelled(native_id: str) -> bool:

@@ -142,7 +142,7 @@ def test_58_the_stream_helper_returns_the_object_of_the_plain_call(
             model=MODEL,
             input="Name one colour.",
             max_output_tokens=64,
-            tools=tools,  # type: ignore[arg-type]
+            tools=tools,
         ) as events:
             return events.get_final_response().model_dump(mode="json")
 
@@ -150,13 +150,13 @@ def test_58_the_stream_helper_returns_the_object_of_the_plain_call(
     job = stack.await_job(**TOOLS_DECLARED)
     stack.horde.reply(job["id"], content, **(reply if with_calls else {}))
     streamed = waiting.result(PATIENCE_SECONDS)
-    for item, other in zip(streamed["output"], plain["output"], strict=True):  # type: ignore[call-overload]
+    for item, other in zip(streamed["output"], plain["output"], strict=True):
         assert {key: item[key] for key in other if key not in ("id", "content")} == {
             key: value for key, value in other.items() if key not in ("id", "content")
         }
     assert streamed["status"] == plain["status"]
     counts = ("input_tokens", "output_tokens", "total_tokens")
-    assert {name: streamed["usage"][name] for name in counts} == {  # type: ignore[call-overload]
+    assert {name: streamed["usage"][name] for name in counts} == {
         name: plain["usage"][name] for name in counts
     }
 

@@ -11,6 +11,7 @@ import pytest
 from flask import Flask
 from flask.testing import FlaskClient
 from sqlalchemy import update
+from sqlalchemy.orm import Session
 
 from devtools.services import ServiceAddresses
 from horde.actions.site import ModelLine, list_model_lines
@@ -196,9 +197,9 @@ def test_an_account_sees_what_it_gained_spent_and_has(client: FlaskClient) -> No
     now = utcnow()
     moments = [(now, "3.50"), (now, "-1.25"), (now - timedelta(days=FLOW_DAYS + 1), "50.00")]
 
-    def post(session: object) -> None:
+    def post(session: Session) -> None:
         for created, amount in moments:
-            session.add(  # type: ignore[attr-defined]
+            session.add(
                 KudosPosting(
                     event_id=request_id,
                     entry_type=EntryType.GENERATION,

@@ -77,9 +77,11 @@ async def _resolve(
 ) -> list[Item | None]:
     """The request's own items with what they refer to in place."""
     items, raw = list(request.input.items), list(request.input.raw)
-    places = [index for index, item in enumerate(items) if isinstance(item, ReferenceItem)]
-    found = await _find_items([items[index] for index in places], owner, store)  # type: ignore[misc]
-    for index, (path, item) in zip(places, found, strict=True):
+    references = {
+        index: item for index, item in enumerate(items) if isinstance(item, ReferenceItem)
+    }
+    found = await _find_items(list(references.values()), owner, store)
+    for index, (path, item) in zip(references, found, strict=True):
         raw[index], items[index] = item, parse_item(item, path)
     request.stored_items = raw
     return items
