@@ -97,9 +97,9 @@ def settle(
     # The budget of a shared key is a statement of its own.
     run = run_single_statement if job.sharedkey_id is None else run_transaction
     settlement = run(work)
+    _report_stored(job, submitted, settlement, dropped_tool_calls, now)
     if CSAM_METADATA in (submitted.columns["gen_metadata"] or ()):
         keep_reported_prompt(job.id, config)
-    _report_stored(job, submitted, settlement, dropped_tool_calls, now)
     return float(kudos)
 
 

@@ -12,7 +12,7 @@ from sqlalchemy import select, text, update
 
 from devtools.services import ServiceAddresses
 from horde import r2, redis_ctrl
-from horde.actions import evidence
+from horde.actions import evidence, settle_jobs
 from horde.apis.requests import CONFIG_EXTENSION
 from horde.classes.base.moderation import ModerationEvent
 from horde.classes.base.user import UserRoleTypes
@@ -438,6 +438,22 @@ def test_a_report_never_fails_the_submit(api: Api, monkeypatch: pytest.MonkeyPat
     reply = {"id": job["id"], "generation": "x", "state": "csam"}
     assert api.post("/generate/text/submit", reply, owner).status_code == 200
     assert list_events(api) == []
+
+
+def test_whoever_waits_for_a_reported_reply_is_told_before_it_is_kept(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+    owner_id, owner = make_user(UserRoleTypes.TRUSTED)
+    queued = {"prompt": "Tell me", "models": [KNOWN], "webhook": "https://hook.invalid/"}
+    api.post("/generate/text/async", queued, make_user()[1])
+    pop = {"name": f"reporter {owner_id}", "models": [KNOWN], "max_context_length": 4096}
+    job = api.post("/generate/text/pop", pop, owner).json
+    monkeypatch.setattr(settle_jobs, "queue_webhook", lambda *_: steps.append("told"))
+    monkeypatch.setattr(evidence, "keep_event", lambda *_, **__: steps.append("kept"))
+    reply = {"id": job["id"], "generation": "x", "state": "csam"}
+    assert api.post("/generate/text/submit", reply, owner).status_code == 200
+    assert steps == ["told", "kept"]
 
 
 def test_events_are_listed_in_few_statements_however_many_there_are(api: Api) -> None:
