@@ -32,9 +32,11 @@ _LIFE: Final = "life"  # of this content of the server: missing after a loss
 
 @dataclass(slots=True)
 class _Debts:
-    """Marks of this runtime that could not be moved yet."""
+    """Marks of this runtime that could not be moved yet, each with the failure that it is owed for:
+    a mark that moved meanwhile moved before the commit of a later failure, and pays none of it.
+    """
 
-    names: set[str] = field(default_factory=set)
+    failures: dict[str, object] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -57,7 +59,8 @@ def move_marks(names: Iterable[str], *, message: tuple[str, str] | None = None) 
     """
     debts = _debts.get()
     with debts.lock:
-        moving = debts.names | set(names)
+        paying = dict(debts.failures)
+    moving = paying.keys() | set(names)
     mapping = {name: secrets.token_hex(8) for name in moving}
     if not mapping and message is None:
         return True
@@ -74,10 +77,12 @@ def move_marks(names: Iterable[str], *, message: tuple[str, str] | None = None) 
         redis_ctrl.call(redis_ctrl.cache_db, work)
     except RedisUnavailable:
         with debts.lock:
-            debts.names |= moving
+            debts.failures |= dict.fromkeys(moving, object())
         return False
     with debts.lock:
-        debts.names -= moving
+        for name, failure in paying.items():
+            if debts.failures.get(name) is failure:
+                del debts.failures[name]
     return True
 
 
@@ -86,7 +91,7 @@ def read_marks(names: Sequence[str]) -> tuple[str, ...] | None:
     this process have to be moved first.
     """
     debts = _debts.get()
-    if debts.names and not move_marks(()):
+    if debts.failures and not move_marks(()):
         return None
 
     def work(client: Redis) -> Any:

@@ -176,6 +176,40 @@ def test_work_that_nobody_told_of_is_found_within_a_tick_of_the_leader(
     assert pop(horde)["id"] is not None
 
 
+def test_a_mark_that_could_not_be_moved_while_another_thread_moved_it_is_still_owed(
+    horde: ChatHorde, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del horde
+    real = redis_ctrl.call
+    moved: list[Any] = []
+
+    def read() -> Any:
+        return real(redis_ctrl.cache_db, lambda client: client.hget(pop_epochs.EPOCHS_KEY, "mark"))
+
+    def fail(*_: object) -> None:
+        raise RedisUnavailable
+
+    def move_then_fail_for_another(database: Any, work: Any) -> Any:
+        result = real(database, work)
+        moved.append(read())
+        monkeypatch.setattr("horde.pop_epochs.redis_ctrl.call", fail)
+        # Its commit came after what was moved just now.
+        assert not pop_epochs.move_marks(["mark"])
+        return result
+
+    monkeypatch.setattr("horde.pop_epochs.redis_ctrl.call", fail)
+    assert not pop_epochs.move_marks(["mark"])
+    monkeypatch.setattr("horde.pop_epochs.redis_ctrl.call", move_then_fail_for_another)
+    assert pop_epochs.move_marks([])
+    monkeypatch.undo()
+    pop_epochs.read_marks(["mark"])  # moves first what is owed
+    paid = read()
+    assert None not in {moved[0], paid}
+    assert paid != moved[0]
+    pop_epochs.read_marks(["mark"])
+    assert read() == paid  # owed no more
+
+
 def test_a_mark_that_could_not_be_moved_is_moved_later(
     horde: ChatHorde, monkeypatch: pytest.MonkeyPatch
 ) -> None:
