@@ -128,12 +128,19 @@ class _SeenQueue:
 _seen: Part[_SeenQueue] = Part(_SeenQueue)
 
 
-def take_gained_rows(rows: Sequence[QueueRow]) -> list[QueueRow]:
-    """The rows with more generations than when this was last called; all at the first time."""
-    seen = _seen.get()
-    before = seen.counts or {}
-    seen.counts = {row[0]: row[4] for row in rows}
+def list_gained_rows(rows: Sequence[QueueRow]) -> list[QueueRow]:
+    """The rows with more generations than those that `note_seen_rows` was last called with; all
+    before the first time.
+    """
+    before = _seen.get().counts or {}
     return [row for row in rows if row[4] > before.get(row[0], 0)]
+
+
+def note_seen_rows(rows: Sequence[QueueRow]) -> None:
+    """Note what the queue was, once workers are told of what it gained: where that failed, it is
+    told of at the next time.
+    """
+    _seen.get().counts = {row[0]: row[4] for row in rows}
 
 
 def publish_queue(rows: list[QueueRow]) -> None:

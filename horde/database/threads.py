@@ -50,7 +50,12 @@ from horde.database.text_functions import (
     list_unclassified_requests,
 )
 from horde.database.text_jobs import JobFacts, fault_job, find_job
-from horde.database.text_queue import list_queue_rows, publish_queue, take_gained_rows
+from horde.database.text_queue import (
+    list_gained_rows,
+    list_queue_rows,
+    note_seen_rows,
+    publish_queue,
+)
 from horde.database.text_requests import has_pending_jobs
 from horde.database.workers import (
     WORKERS_REBUILD_SECONDS,
@@ -363,12 +368,13 @@ def publish_queue_order() -> None:
     """
     with transaction() as session:
         rows = list_queue_rows(session)
-        gained = take_gained_rows(rows)
+        gained = list_gained_rows(rows)
         classes = {row[1] for row in gained if row[1] is not None}
         facts = get_queue_class_facts(session, sorted(classes))
     publish_queue(rows)
     work = [build_text_work(facts[row[1]], row[4]) for row in gained if row[1] in facts]
     move_marks({mark for each in work for mark in list_marks_of_models(each.models)})
+    note_seen_rows(rows)
     for each in work[:ANNOUNCED_REQUESTS_A_TICK]:
         publish_text_work(each)
 

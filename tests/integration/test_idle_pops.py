@@ -26,6 +26,7 @@ from horde.database.addresses import set_address_timeout
 from horde.database.stats import set_horde_modes
 from horde.database.worker_messages import delete_message, insert_messages
 from horde.db import transaction
+from horde.exceptions import ServiceUnavailable
 from horde.redis_ctrl import RedisUnavailable
 from tests.integration._fake_chat_worker import MODEL, Body, ChatHorde, chat_horde, start_anew
 from tests.integration.chat_front import wait_until
@@ -171,6 +172,26 @@ def test_work_that_nobody_told_of_is_found_within_a_tick_of_the_leader(
         # As when the process dies between its commit and what comes after it.
         patch.setattr("horde.actions.queue_requests.publish_text_work", lambda _: None)
         horde.queue()
+    assert pop(horde)["id"] is None
+    threads.publish_queue_order()
+    assert pop(horde)["id"] is not None
+
+
+def test_work_is_found_a_tick_later_where_the_leader_could_not_tell_of_it(
+    horde: ChatHorde, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads.publish_queue_order()
+    with monkeypatch.context() as patch:
+        patch.setattr("horde.actions.queue_requests.publish_text_work", lambda _: None)
+        horde.queue()
+
+    def fail(*_: object) -> None:
+        raise ServiceUnavailable("The database is away.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threads, "get_queue_class_facts", fail)
+        with pytest.raises(ServiceUnavailable):
+            threads.publish_queue_order()
     assert pop(horde)["id"] is None
     threads.publish_queue_order()
     assert pop(horde)["id"] is not None
