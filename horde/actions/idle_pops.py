@@ -40,7 +40,6 @@ class KnownIdle:
     ends_at: datetime
     answer: Any
     caller: Caller
-    is_raid: bool
     is_speed_limited: bool
 
 

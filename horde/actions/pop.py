@@ -154,8 +154,7 @@ def pop_text_jobs(pop: Pop) -> PoppedJobs:
     priority_user_ids = parse_priority_user_ids(pop.body.priority_usernames)
     with reading() as session:
         caller = require_owner(session, pop.api_key)
-        # Only the checker of addresses needs to know.
-        is_raid = bool(pop.config.ip_checker) and get_horde_modes(session).raid
+        is_raid = find_raid(session, pop.config)
     if pop.body.leaving:
         run_transaction(partial(take_leave, pop=pop, caller=caller))
         return PoppedJobs()
@@ -179,7 +178,6 @@ def pop_text_jobs(pop: Pop) -> PoppedJobs:
             ends_at=compute_idle_end(popping),
             answer=popped,
             caller=caller,
-            is_raid=is_raid,
             is_speed_limited=is_speed_limited(popping.worker),
         )
         keep_idle(look, known)
@@ -188,15 +186,25 @@ def pop_text_jobs(pop: Pop) -> PoppedJobs:
 
 def repeat_idle(pop: Pop, known: KnownIdle) -> PoppedJobs:
     """The answer of the worker's last look. Its address is judged all the same: it may have been
-    blocked meanwhile. Raises Forbidden.
+    blocked meanwhile, and a switch that was just set is not known yet to a look that follows at
+    once. Raises Forbidden.
     """
-    refusal = find_address_refusal(pop, known.caller, is_raid=known.is_raid)
+    with reading() as session:
+        is_raid = find_raid(session, pop.config)
+    refusal = find_address_refusal(pop, known.caller, is_raid=is_raid)
     if refusal is not None:
         raise refusal
     if known.is_speed_limited:
         _count_lease_capacity_limited()
     answer: PoppedJobs = known.answer
     return answer
+
+
+def find_raid(session: Session, config: Config) -> bool:
+    """Whether there is a raid, at most a second old. Only the checker of addresses needs to know:
+    without one it is never asked.
+    """
+    return bool(config.ip_checker) and get_horde_modes(session).raid
 
 
 def compute_idle_end(popping: PoppingWorker) -> datetime:

@@ -16,12 +16,13 @@ from sqlalchemy import event, func, select, update
 from devtools.services import ServiceAddresses
 from horde import clock, db, model_reference, pop_epochs, r2, redis_ctrl
 from horde.actions import idle_pops
+from horde.classes.base.stats import HordeSettings
 from horde.classes.base.user import User, UserRoleTypes, hash_api_key
 from horde.classes.base.waiting_prompt import WaitingPrompt
 from horde.classes.base.worker import Worker
 from horde.classes.kobold.processing_generation import TextProcessingGeneration
 from horde.classes.kobold.worker import TextWorker
-from horde.database import threads, users
+from horde.database import addresses, caches, threads, users
 from horde.database.addresses import set_address_timeout
 from horde.database.stats import set_horde_modes
 from horde.database.worker_messages import delete_message, insert_messages
@@ -313,6 +314,35 @@ def test_a_switch_of_the_horde_makes_workers_look(horde: ChatHorde) -> None:
     assert count_statements(horde) > 0
     with transaction() as session:
         set_horde_modes(session, {"invite_only": False})
+
+
+def test_the_end_of_a_raid_reaches_a_worker_that_looked_before_its_process_heard_of_it(
+    horde: ChatHorde, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = horde.app.extensions["horde.config"]
+    object.__setattr__(config, "ip_checker", "http://checker.invalid/{ip}")
+    monkeypatch.setattr(addresses, "_ask_checker", lambda *_: False)
+    with transaction() as session:
+        users.set_role(
+            session, horde.owner_id, UserRoleTypes.TRUSTED, granted=False, now=clock.utcnow()
+        )
+        set_horde_modes(session, {"raid": True})
+    try:
+        pop(horde)
+        with transaction() as session:  # as another node ends it
+            session.execute(update(HordeSettings).values(raid=False))
+        pop_epochs.move_marks([pop_epochs.EVERYTHING])
+        pop(horde)  # the switches may be a second old
+        caches.clear_all()
+        refused = horde.pop(models=[MODEL, "a/model"])
+        assert (refused.status_code, refused.json["rc"]) == (403, "UnsafeIP")
+    finally:
+        object.__setattr__(config, "ip_checker", "")
+        with transaction() as session:
+            set_horde_modes(session, {"raid": False})
+            users.set_role(
+                session, horde.owner_id, UserRoleTypes.TRUSTED, granted=True, now=clock.utcnow()
+            )
 
 
 def test_messages_are_told_at_the_next_pop_and_no_longer_than_they_last(horde: ChatHorde) -> None:
