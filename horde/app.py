@@ -99,7 +99,7 @@ def create_app(
     """The API application. Connects to the database and Redis lazily: nothing is asked before the
     first request.
     """
-    app = HordeFlask("horde", static_folder=None)
+    app = HordeFlask("horde", static_folder=None, template_folder="apis/templates")
     app.config.update(
         RESTX_ERROR_404_HELP=False,  # it would list routes in every 404
         RESTX_MASK_SWAGGER=False,  # X-Fields works on every route and is told once

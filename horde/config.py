@@ -609,9 +609,10 @@ class FrontConfig:
         Read(_parse_origins, "* or origins such as https://example.com, separated by commas"),
         named("HORDE_OAI_CORS_ORIGINS"),
     ] = ("*",)
-    # What its page is called, and where the pages of the API are, which it links to.
+    # What its page is called, and where the pages of the API and the source are, which it links to.
     title: Annotated[Text, named("HORDE_TITLE")] = "Horde"
     public_url: Annotated[WebAddress, named("HORDE_URL")] = ""
+    repository: Annotated[WebAddress, named("HORDE_REPOSITORY")] = ""
     # For what runs when the process is told to end.
     shutdown_seconds: Annotated[
         float, within(0, DAY_SECONDS), named("HORDE_OAI_SHUTDOWN_SECONDS")

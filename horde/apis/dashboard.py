@@ -6,9 +6,9 @@ from flask_restx import Api
 
 from horde.actions.dashboard import Window, show_moment, show_series
 from horde.apis.bodies import read_query
+from horde.apis.pages import render_page
 from horde.apis.requests import require_api_key
 from horde.apis.responses import JSON_TYPE, PRIVATE
-from horde.apis.site import render_page
 from horde.shapes.base import Query
 
 pages = Blueprint("dashboard", __name__)

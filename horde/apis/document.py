@@ -8,7 +8,7 @@ from typing import Any, Final
 from flask_restx import Api
 
 from horde.actions.models import find_offered_chat_model
-from horde.apis import site
+from horde.apis.pages import render_page
 from horde.exceptions import ServiceUnavailable
 
 METHODS: Final = ("get", "post", "put", "patch", "delete")
@@ -97,6 +97,9 @@ class DocumentedApi(Api):
                 definition["example"] = example
         return document
 
+    def _register_apidoc(self, app: object) -> None:
+        """Nothing: it would serve the files of Swagger UI, which nothing here loads."""
+
     def render_root(self) -> Any:
         """`/api`: restx would answer 404."""
         return self.render_doc()
@@ -104,7 +107,7 @@ class DocumentedApi(Api):
     def render_doc(self) -> Any:
         """The page: restx's own has code inside, loads a megabyte, and knows no dark."""
         document = self.__schema__
-        return site.render_page("api.html", document=document, topics=list_topics(document))
+        return render_page("api.html", document=document, topics=list_topics(document))
 
 
 def list_topics(document: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """Every failure of the API as JSON: refusals with their code, the framework's own, and what nobody
-foresaw.
+foresaw. A person who opens a page in a browser gets a page.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from flask import Flask, request
+from flask import Flask, Response, request
 from flask_restx import Api
 from werkzeug.exceptions import HTTPException
 
 from horde import tally
+from horde.apis.pages import render_failure, wants_page
 from horde.exceptions import HordeError
 from horde.logger import build_failure_fields, get_logger
 from horde.remedies import add_remedy
@@ -34,8 +37,21 @@ def register_error_handlers(app: Flask, api: Api) -> None:
         (HTTPException, answer_http_exception),
         (Exception, answer_unexpected),
     ):
-        app.register_error_handler(error_class, answer)
+        app.register_error_handler(error_class, partial(answer_page_or_json, answer))
         api.errorhandler(error_class)(answer)
+
+
+def answer_page_or_json(answer: Callable[[Any], Answer], error: Exception) -> Answer | Response:
+    """What `answer` makes of an error outside of the API's resources, as a page for a browser.
+
+    The words of a refusal are for people too; those of the framework are not.
+    """
+    body, status, headers = answer(error)
+    if not wants_page():
+        return body, status, headers
+    page = render_failure(status, body["message"] if isinstance(error, HordeError) else None)
+    page.headers.update(headers)
+    return page
 
 
 def answer_horde_error(error: HordeError) -> Answer:

@@ -6,7 +6,7 @@ from flask.views import MethodView
 from flask_restx import Api
 
 from horde.actions.registration import find_alias_of, register_account
-from horde.apis import site
+from horde.apis import pages
 from horde.apis.requests import get_config
 from horde.exceptions import Forbidden
 from horde.limiter import limit_register
@@ -57,7 +57,7 @@ def render_page(template: str, status: int, **values: object) -> Response:
     """A page of the site that knows who signed in."""
     config = get_config()
     identity = session.get(IDENTITY)
-    return site.render_page(
+    return pages.render_page(
         template,
         status,
         provider=config.oidc_name if config.oidc_issuer else None,

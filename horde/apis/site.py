@@ -16,7 +16,6 @@ from flask import (
     current_app,
     jsonify,
     make_response,
-    render_template,
     request,
 )
 from flask_restx import Api
@@ -28,6 +27,7 @@ from horde.actions.site import LEADERS, find_model, show_best_workers, show_hord
 from horde.actions.statistics import show_text_models
 from horde.actions.teams import list_teams, show_team
 from horde.actions.users import list_users
+from horde.apis.pages import render_failure, render_page
 from horde.apis.requests import get_config, require_api_key
 from horde.apis.responses import PRIVATE
 from horde.exceptions import NotFound
@@ -44,32 +44,7 @@ ASK_BODY: Final[dict[str, Any]] = {
     "max_tokens": 64,
 }
 
-PAGE_HEADERS: Final = {
-    **HEADERS,
-    "cache-control": "no-store",  # the page after registering shows a key
-    "content-security-policy": HEADERS["content-security-policy"].replace(
-        "form-action 'none'", "form-action 'self'"
-    ),
-}
-
-pages = Blueprint("site", __name__, template_folder="templates")
-
-
-def render_page(template: str, status: int = 200, **values: object) -> Response:
-    """A page with the headers that keep it private and inert."""
-    config = get_config()
-    page = render_template(
-        template,
-        title=config.title,
-        about=config.about,
-        contact_email=config.contact_email,
-        front_url=config.front_url,
-        origin=request.host_url.rstrip("/"),
-        **values,
-    )
-    response = make_response(page, status)
-    response.headers.update(PAGE_HEADERS)
-    return response
+pages = Blueprint("site", __name__)
 
 
 @pages.get("/")
@@ -107,7 +82,7 @@ def model(name: str) -> Response:
     """One model: who serves it, what they declare, and what a reply costs."""
     found = find_model(name)
     if found is None:
-        return render_page("missing.html", 404, problem="Nobody serves a model of this name.")
+        return render_failure(404, "Nobody serves a model of this name.")
     return render_page(
         "model.html",
         model=found.model,
@@ -144,7 +119,7 @@ def team(team_id: str) -> Response:
     try:
         return render_page("team.html", team=show_team(None, team_id))
     except NotFound:
-        return render_page("missing.html", 404, problem="There is no such team.")
+        return render_failure(404, "There is no such team.")
 
 
 @pages.get("/leaders")
@@ -207,7 +182,7 @@ def serve_static(name: str) -> Response:
     """A file of the pages."""
     file = STATIC_FILES.get(name)
     if file is None:
-        return render_page("missing.html", 404, problem="There is no such file.")
+        return render_failure(404, "There is no such file.")
     is_known = file.is_known(request.headers.get("If-None-Match", ""))
     response = make_response(b"" if is_known else file.content, 304 if is_known else 200)
     response.headers.update({**HEADERS, "content-type": file.kind, "etag": file.tag})

@@ -53,7 +53,7 @@ from horde.oai.errors import (
 from horde.oai.hub import RedisHub
 from horde.oai.models import ModelList, TextModels
 from horde.oai.native import NativeClient
-from horde.oai.page import build_page_handlers
+from horde.oai.page import build_page_handlers, send_missing_page, wants_page
 from horde.oai.pops import Pops, render_native_error
 from horde.oai.responses import (
     add_headers,
@@ -73,6 +73,7 @@ logger = get_logger(__name__)
 
 CALL_KEY: Final = "horde.oai.call"  # of the scope
 POP_PATH: Final = "/api/v2/generate/text/pop"  # as workers call the API
+UNKNOWN_URL: Final = "unknown_url"
 NO_GENERATION_RC: Final = "ChatRequestNoGeneration"
 CANCELLED_SENTENCE: Final = "The request was cancelled."
 _AUTHORITY: Final = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
@@ -425,7 +426,9 @@ class Frame:
                     "form": call.form,
                 },
             )
-            if sent_status is None:
+            if error.answer.code == UNKNOWN_URL and wants_page(scope, headers):
+                await send_missing_page(send_with_common, scope["path"])
+            elif sent_status is None:
                 status, body = error.answer.status, call.render_error(error.answer)
                 if is_anthropic:
                     status = anthropic_errors.get_status(error.answer)
@@ -574,7 +577,7 @@ def _log_failed_task(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) 
 
 async def _refuse_unknown_route(scope: Scope, _receive: Receive, _send: Send) -> None:
     message = build_unknown_url_message(scope.get("method", ""), scope["path"])
-    raise RequestRefused("unknown_url", message, status=404)
+    raise RequestRefused(UNKNOWN_URL, message, status=404)
 
 
 class _UnknownRoute:

@@ -41,7 +41,12 @@ async def send_json(send: Send, status: int, body: object, headers: Mapping[str,
     data = json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode(
         "utf-8", "surrogatepass"
     )
-    sent = {**headers, "content-type": "application/json", "content-length": str(len(data))}
+    await send_bytes(send, status, data, {**headers, "content-type": "application/json"})
+
+
+async def send_bytes(send: Send, status: int, data: bytes, headers: Mapping[str, str]) -> None:
+    """Answer with bytes of the type that the headers name."""
+    sent = {**headers, "content-length": str(len(data))}
     start = [
         (name.lower().encode("latin-1"), value.encode("latin-1", "replace"))
         for name, value in sent.items()

@@ -9,9 +9,10 @@ from types import MappingProxyType
 from typing import Final
 
 STATIC_FOLDER: Final = Path(__file__).with_name("static")
+HTML_TYPE: Final = "text/html"
 KINDS: Final[Mapping[str, str]] = MappingProxyType(
     {
-        ".html": "text/html; charset=utf-8",
+        ".html": f"{HTML_TYPE}; charset=utf-8",
         ".css": "text/css; charset=utf-8",
         ".js": "text/javascript; charset=utf-8",
         ".txt": "text/plain; charset=utf-8",

@@ -95,6 +95,26 @@ def test_3_and_4_an_unknown_route_is_404_with_a_pointer(
     assert "MARKER" not in answer.text
 
 
+@pytest.mark.parametrize(("path", "root"), [("/chta", "./"), ("/a/b/c", "../../")])
+def test_a_mistyped_address_in_a_browser_is_a_page_with_the_way_to_the_chat(
+    stack: FrontStack, path: str, root: str
+) -> None:
+    answer = stack.call("GET", path, headers={"accept": "text/html,*/*;q=0.8"})
+    assert (answer.status_code, answer.headers["content-type"]) == (404, "text/html; charset=utf-8")
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert answer.headers["x-request-id"].startswith("req_")
+    assert f'href="{root}">To the chat</a>' in answer.text
+    for method, other, accept in (
+        ("GET", path, "*/*"),
+        ("GET", path, "application/json, text/html"),
+        ("POST", path, "text/html"),
+        ("GET", "/v1/nope", "text/html"),
+        ("GET", "/api/v2/nope", "text/html"),
+    ):
+        refused = stack.call(method, other, headers={"accept": accept})
+        assert (refused.status_code, get_error(refused)["code"]) == (404, "unknown_url"), other
+
+
 def test_5_every_response_has_a_request_id_of_its_own(stack: FrontStack) -> None:
     calls = [
         ("GET", "/health"),

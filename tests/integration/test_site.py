@@ -40,6 +40,7 @@ from tests.integration.rows import (
 from tests.integration.statements import count_statements
 
 MARKUP = '<img src=x onerror="alert(1)"><script>alert(2)</script>'
+BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
 SHOWING = (
     *("/", "/workers", "/teams", "/leaders", "/news", "/register", "/account", "/dashboard"),
     *("/terms", "/privacy", "/sponsors"),
@@ -55,6 +56,7 @@ def app(service_urls: ServiceAddresses) -> Iterator[Flask]:
         title=f"Title {MARKUP}",
         about=f"About {MARKUP}",
         front_url="https://chat.example",
+        repository="https://source.example",
     ) as app:
         yield app
 
@@ -80,6 +82,57 @@ def test_a_page_holds_no_code_and_may_load_nothing_from_elsewhere(
     loaded = re.findall(r'<(?:script|link|img)[^>]*(?:src|href)="([^"]*)"', answer.text)
     assert loaded
     assert all(address.startswith(("/pages/", "data:,")) for address in loaded)
+
+
+def test_every_page_offers_the_source(client: FlaskClient) -> None:
+    for path in (*SHOWING, "/api/", "/nothing-here"):
+        page = client.get(path, headers=BROWSER).text
+        assert '<a href="https://source.example">Source (AGPL)</a>' in page, path
+
+
+@pytest.mark.parametrize(
+    ("path", "accept", "kind"),
+    [
+        ("/acount", BROWSER["Accept"], "text/html"),
+        ("/teams/x/y", "text/html", "text/html"),
+        ("/pages/nothing.js", BROWSER["Accept"], "text/html"),
+        ("/acount", "*/*", "application/json"),
+        ("/acount", "application/json, text/html", "application/json"),
+        ("/acount", "", "application/json"),
+        ("/api/v2/acount", BROWSER["Accept"], "application/json"),
+        ("/api/x", BROWSER["Accept"], "application/json"),
+    ],
+)
+def test_a_mistyped_address_is_a_page_in_a_browser_and_json_for_a_program(
+    client: FlaskClient, path: str, accept: str, kind: str
+) -> None:
+    answer = client.get(path, headers={"Accept": accept})
+    assert (answer.status_code, answer.mimetype) == (404, kind)
+    if kind == "text/html":
+        assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+        assert 'href="/">To the start</a>' in answer.text
+    else:
+        assert answer.json["message"]
+
+
+def test_a_refusal_and_a_failure_are_pages_in_a_browser(
+    app: Flask, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = client.get("/account/overview", headers=BROWSER | {"apikey": "x"})
+    assert (refused.status_code, refused.mimetype) == (401, "text/html")
+    assert "No account has this key." in refused.text
+    wrong = client.post("/news", headers=BROWSER)
+    assert (wrong.status_code, wrong.mimetype) == (405, "text/html")
+    assert "GET" in wrong.headers["Allow"]
+    monkeypatch.setattr("horde.apis.site.list_news", lambda _: 1 / 0)
+    failed = client.get("/news", headers=BROWSER)
+    assert (failed.status_code, failed.mimetype) == (500, "text/html")
+    assert "This server failed" in failed.text
+    assert client.get("/news").json == {"message": "Internal Server Error"}
+
+
+def test_files_of_swagger_ui_are_not_served(client: FlaskClient) -> None:
+    assert client.get("/swaggerui/swagger-ui.css").status_code == 404
 
 
 def strip(html: str) -> str:

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from flask import Flask
-from flask_restx import Api
 from pydantic import BaseModel, TypeAdapter
 
 from horde import exceptions
+from horde.apis.document import DocumentedApi
 from horde.app import RESOURCE_MODULES
 from horde.chat.parameters import ACCEPTED_KEYS
 from horde.chat_contract import ChatHordeOptions, ChatRequestRefused
@@ -167,7 +167,7 @@ def test_every_page_and_section_that_the_code_names_exists() -> None:
 def list_app_routes() -> set[tuple[str, str]]:
     """(method, path) of every route, in the form of the page."""
     app = Flask("horde", static_folder=None)
-    api = Api(app, prefix="/api", doc="/api/")
+    api = DocumentedApi(app, prefix="/api", doc="/api/")
     for module in RESOURCE_MODULES:
         module.register(api)
     return {

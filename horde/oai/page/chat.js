@@ -243,11 +243,13 @@ function beginAnew() {
 }
 
 async function showHorde() {
-  const { title, site } = await fetchFacts().catch(() => ({ title: "Horde", site: null }));
+  const { title, site, source } = await fetchFacts().catch(() => ({ title: "Horde" }));
   document.title = find("title").textContent = `${title} chat`;
-  if (!site) return;
   const pages = [["", title], ["/register", "Create an account"], ["/account", "Account"], ["/workers", "Workers"], ["/api/", "Documentation"]];
-  find("links").replaceChildren(...pages.map(([path, text]) => make("a", { href: site + path, text })));
+  const links = site ? pages.map(([path, text]) => make("a", { href: site + path, text })) : [];
+  if (source) links.push(make("a", { href: source, text: "Source (AGPL)" }));
+  find("links").replaceChildren(...links);
+  if (!site) return;
   find("welcome-links").replaceChildren(
     make("a", { href: `${site}/register`, text: "Create an account", className: "button" }),
     make("a", { href: `${site}/`, text: "What this horde is", className: "button" }),

@@ -37,7 +37,7 @@ export async function fetchModels() {
   return (await (await request("v1/models")).json()).data;
 }
 
-// {title, site}: what this horde is called, and where its other pages are, null when nobody said.
+// {title, site, source}: what this horde is called, and where its other pages and its source are, null when nobody said.
 export async function fetchFacts() {
   return (await request("page.json")).json();
 }
