@@ -13,7 +13,6 @@ from horde.chat.image_urls import ImageRefused, check_image_bytes, estimate_data
 from horde.chat.wire import ContentPart, ImageUrl, Message
 from horde.chat_contract import (
     MAX_CHAT_IMAGE_COUNT,
-    MAX_CHAT_IMAGE_TOTAL_BYTES,
     ChatRequestRefused,
 )
 from horde.return_codes import ReturnCode
@@ -91,14 +90,11 @@ def estimate_image_bytes(image: SubmittedImage) -> int | None:
     return size
 
 
-def check_submitted_images(images: Sequence[SubmittedImage]) -> None:
-    """Hold the images to what holds for everybody: their number, form and size, as far as the body
-    tells it.
-    """
+def check_image_count(images: Sequence[SubmittedImage]) -> None:
+    """Hold the images to the number that everybody may send."""
     if len(images) > MAX_CHAT_IMAGE_COUNT:
         message = f"'messages' may hold at most {MAX_CHAT_IMAGE_COUNT} images."
         raise ChatRequestRefused("messages", message, ReturnCode.TOO_MANY_EXTRA_SOURCE_IMAGES)
-    check_total_of_data_urls(images, MAX_CHAT_IMAGE_TOTAL_BYTES)
 
 
 def check_total_of_data_urls(images: Sequence[SubmittedImage], cap_bytes: int) -> int:

@@ -51,10 +51,12 @@ class ToolCall(TypedDict):
 
 
 class Message(TypedDict):
-    """A message of the conversation; `content` is null only beside calls."""
+    """A message of the conversation; `content` is absent, or null once stored, only beside
+    calls.
+    """
 
     role: str
-    content: str | list[ContentPart] | None
+    content: NotRequired[str | list[ContentPart] | None]
     name: NotRequired[str]
     tool_calls: NotRequired[list[ToolCall]]
     tool_call_id: NotRequired[str]

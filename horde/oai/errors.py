@@ -197,6 +197,8 @@ def build_contract_refusal(refused: ChatRequestRefused) -> RequestRefused:
     param, code = refused.path, _KINDS[refused.kind]
     if refused.kind is RefusalKind.UNSUPPORTED and "=" in param:
         param, code = param.partition("=")[0], "unsupported_value"
+    if refused.rc is ReturnCode.TOO_MANY_EXTRA_SOURCE_IMAGES:
+        code = "too_many_images"
     if refused.kind is RefusalKind.SCHEMA and param == "response_format":
         code = "invalid_json_schema"
     return RequestRefused(code, refused.detail, shorten_param(param))

@@ -24,8 +24,8 @@ from horde.chat_contract import (
     JsonObject,
     parse_horde_options,
 )
-from horde.oai._messages import CACHE_HINT, drop_keys
 from horde.oai.errors import RequestRefused, shorten_param
+from horde.oai.leniency import CACHE_HINT, drop_keys
 
 ABSENT: Final = object()
 # Accepted by type and otherwise not read: they concern OpenAI's platform alone.

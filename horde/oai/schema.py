@@ -17,6 +17,7 @@ from horde_sdk.generation_parameters.text.chat_limits import (
 )
 
 from horde.chat.flattening import FlattenedChat
+from horde.chat.messages import build_stored_messages, parse_messages
 from horde.chat.strict_schema import check_strict_schemas
 from horde.chat.tools import (
     check_tool_spec_size,
@@ -32,8 +33,8 @@ from horde.chat_contract import (
     JsonObject,
     parse_horde_options,
 )
-from horde.oai._messages import CACHE_HINT, drop_keys, parse_messages
 from horde.oai.errors import RequestRefused, build_contract_refusal
+from horde.oai.leniency import CACHE_HINT, ECHOED_MESSAGES, drop_keys
 from horde.oai.readers import (
     ABSENT,
     IGNORED_TYPES,
@@ -116,10 +117,7 @@ class ChatCompletionRequest:
             message = "A dry run has nothing to stream: send 'horde.dry_run' without 'stream'."
             raise RequestRefused("conflicting_parameters", message, "horde.dry_run")
         messages, tools = forwarded["messages"], forwarded.get("tools")
-        stored = [
-            message | {"role": "system"} if message["role"] == "developer" else message
-            for message in messages
-        ]
+        stored = build_stored_messages(messages)
         return cls(
             native_body=forwarded,
             model=forwarded.get("model"),
@@ -159,7 +157,7 @@ def _refuse_key(key: str, _value: Any, _body: JsonObject) -> object:
 
 
 def _read_messages(_key: str, value: Any, _body: JsonObject) -> object:
-    return parse_messages(value)
+    return parse_messages(value, ECHOED_MESSAGES)
 
 
 def _read_tools(_key: str, value: Any, body: JsonObject) -> object:

@@ -41,8 +41,9 @@ from horde.chat.flattening import (
     count_image_parts,
     iter_message_texts,
 )
-from horde.chat.images import list_image_parts, rewrite_image_urls
+from horde.chat.images import check_total_of_data_urls, list_image_parts, rewrite_image_urls
 from horde.chat.messages import (
+    build_stored_messages,
     carries_tool_turn,
     parse_messages,
     rewrite_message_texts,
@@ -96,6 +97,7 @@ from horde.chat.wire import (
     ToolChoice,
 )
 from horde.chat_contract import (
+    MAX_CHAT_IMAGE_TOTAL_BYTES,
     WORKER_FAULT_MESSAGES,
     ChatHordeOptions,
     JsonObject,
@@ -253,7 +255,9 @@ def parse_chat_request(body: object) -> ChatRequest:
     check_choice_count(body.get("n"))
     horde = parse_horde_options(body.get("horde"))
     tools = parse_tools(body.get("tools"))
-    models, messages = parse_models(body), parse_messages(body.get("messages"))
+    models = parse_models(body)
+    messages = build_stored_messages(parse_messages(body.get("messages")))
+    check_total_of_data_urls(list_image_parts(messages), MAX_CHAT_IMAGE_TOTAL_BYTES)
     text_params = build_text_params(body, horde)
     tool_choice = parse_tool_choice(body.get("tool_choice"), tools)
     parallel_tool_calls = parse_parallel_tool_calls(body.get("parallel_tool_calls"), tools)

@@ -9,8 +9,8 @@ from collections.abc import Collection
 from typing import Any
 
 from horde.chat_contract import JsonObject
-from horde.oai._messages import CACHE_HINT
 from horde.oai.errors import RequestRefused, shorten_param
+from horde.oai.leniency import CACHE_HINT
 
 
 def refuse(path: str, message: str, code: str = "invalid_value") -> RequestRefused:

@@ -13,8 +13,8 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from horde.chat_contract import CHAT_IMAGE_DETAILS, MAX_CHAT_TOOL_CALL_ID_CHARACTERS, JsonObject
-from horde.oai._messages import CACHE_HINT, drop_keys
 from horde.oai.errors import RequestRefused, shorten_param
+from horde.oai.leniency import CACHE_HINT, drop_keys
 from horde.oai.readers import missing, unsupported, unsupported_value, wrong_type
 from horde.oai.responses_form.tools import build_native_name
 

@@ -12,6 +12,7 @@ from typing import Final
 from horde_sdk.generation_parameters.text.chat_limits import OPENAI_SAMPLING_RANGES
 
 from horde.chat.flattening import FlattenedChat
+from horde.chat.messages import build_stored_messages, parse_messages
 from horde.chat.strict_schema import check_strict_schemas
 from horde.chat.tools import check_tool_spec_size, parse_response_format
 from horde.chat.tools import parse_tools as parse_native_tools
@@ -21,9 +22,9 @@ from horde.chat_contract import (
     JsonObject,
     parse_horde_options,
 )
-from horde.oai._messages import parse_messages
 from horde.oai.errors import RequestRefused, build_contract_refusal, locate_names, shorten_param
 from horde.oai.forms import ChatAnswer
+from horde.oai.leniency import ECHOED_MESSAGES
 from horde.oai.responses_form.conversation import build_conversation
 from horde.oai.responses_form.items import Input, Item, ReferenceItem
 from horde.oai.responses_form.schema import TRUNCATIONS, read_body
@@ -146,15 +147,10 @@ class ResponsesRequest:
         conversation = build_conversation(self.instructions, items)
         self.message_paths = conversation.paths
         try:
-            messages = parse_messages(conversation.messages)
+            messages = parse_messages(conversation.messages, ECHOED_MESSAGES)
         except ChatRequestRefused as refused:
             raise self._translate(build_contract_refusal(refused)) from None
-        except RequestRefused as refused:
-            raise self._translate(refused) from None
-        stored = [
-            message | {"role": "system"} if message["role"] == "developer" else message
-            for message in messages
-        ]
+        stored = build_stored_messages(messages)
         tools = self.native_body.get("tools")
         self.estimated_prompt_tokens = FlattenedChat.read(stored, tools).estimate_tokens()
         self.native_body["messages"] = messages

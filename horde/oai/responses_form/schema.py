@@ -17,8 +17,8 @@ from horde_sdk.generation_parameters.text.chat_limits import (
 )
 
 from horde.chat_contract import JsonObject
-from horde.oai._messages import CACHE_HINT, drop_keys
 from horde.oai.errors import RequestRefused
+from horde.oai.leniency import CACHE_HINT, drop_keys
 from horde.oai.readers import (
     ABSENT,
     NEUTRAL_SAMPLERS,

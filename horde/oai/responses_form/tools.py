@@ -14,8 +14,8 @@ from typing import Any, Final, cast
 from horde.chat.strict_schema import obeys_strict_rules
 from horde.chat.wire import Tool
 from horde.chat_contract import JsonObject
-from horde.oai._messages import CACHE_HINT, drop_keys
 from horde.oai.errors import RequestRefused, shorten_param
+from horde.oai.leniency import CACHE_HINT, drop_keys
 from horde.oai.readers import missing, unsupported, unsupported_value, wrong_type
 
 MAX_TOOL_COUNT: Final = 128  # of a request, groups counted by their members
