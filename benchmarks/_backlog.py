@@ -97,7 +97,8 @@ def copy_request(cursor: Any, wp_id: str, count: int, *, has_own_class: bool) ->
         sql.SQL("""
             WITH copies AS (
                 INSERT INTO waiting_prompts ({columns})
-                SELECT {values} FROM waiting_prompts AS original, generate_series(1, %(count)s) AS number
+                SELECT {values}
+                FROM waiting_prompts AS original, generate_series(1, %(count)s) AS number
                 WHERE original.id = %(id)s
                 RETURNING id
             )

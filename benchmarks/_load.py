@@ -169,7 +169,8 @@ class Load:
         def guarded() -> None:
             try:
                 work()
-            except Exception as failure:  # noqa: BLE001  raised again by `run`, in the thread that waits
+            # Raised again by `run`, in the thread that waits.
+            except Exception as failure:  # noqa: BLE001
                 self.failures.append(failure)
                 self.clients_stop.set()
 

@@ -96,7 +96,7 @@ class Reader:
     def read(self) -> None:
         """Until told to stop."""
         while not self.stop.is_set():
-            answer: Any = self.client.xread(self.places, block=READ_BLOCK_MS)  # type: ignore[arg-type]
+            answer: Any = self.client.xread(self.places, block=READ_BLOCK_MS)
             now = time.perf_counter()
             for key, entries in answer or ():
                 for entry_id, fields in entries:

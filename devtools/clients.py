@@ -136,7 +136,10 @@ def install_packages(folder: Path, requirements: Sequence[Path]) -> None:
 
 
 def require_axe() -> Path:
-    """The script that finds what keeps people with disabilities out of a page. Raises SetupError."""
+    """The script that finds what keeps people with disabilities out of a page.
+
+    Raises SetupError.
+    """
     _, folder = require_node()
     return folder / "node_modules" / "axe-core" / "axe.min.js"
 

@@ -58,7 +58,8 @@ class Store:
         lines = "".join(f"{name}:{value}\n" for name, value in signed.items())
         canonical = f"{method}\n{path}\n\n{lines}\n{names}\n{body_hash}"
         scope = f"{day}/{self.region}/s3/aws4_request"
-        to_sign = f"AWS4-HMAC-SHA256\n{time_stamp}\n{scope}\n{hashlib.sha256(canonical.encode()).hexdigest()}"
+        digest = hashlib.sha256(canonical.encode()).hexdigest()
+        to_sign = f"AWS4-HMAC-SHA256\n{time_stamp}\n{scope}\n{digest}"
         key = f"AWS4{self.secret_key}".encode()
         for part in scope.split("/"):
             key = hmac.digest(key, part.encode(), "sha256")

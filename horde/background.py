@@ -74,7 +74,8 @@ class Leadership:
         was_leader = self.is_leader
         try:
             self.is_leader = self._hold_lock()
-        except Exception as error:  # noqa: BLE001  whoever cannot prove that it leads gives the lock back
+        # Whoever cannot prove that it leads gives the lock back.
+        except Exception as error:  # noqa: BLE001
             self.resign()
             logger.warning(
                 "horde.background.election_failed", extra={"error_class": type(error).__name__}

@@ -96,7 +96,8 @@ WORKER_FAULT_MESSAGES: Final[Mapping[str, str]] = MappingProxyType(
     {
         ChatFaultReason.PROMPT_OVERFLOW: "The worker could not fit the prompt into its context.",
         ChatFaultReason.UNBUILDABLE_GRAMMAR: (
-            "The worker could not build the grammar the request's tool choice or response format needs."
+            "The worker could not build the grammar the request's tool choice or response format"
+            " needs."
         ),
         ChatFaultReason.TOOL_VIOLATION: "The model's reply broke the request's tool controls.",
         ChatFaultReason.REPLY_REFUSED: "The AI Horde refused the worker's reply.",

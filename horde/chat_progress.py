@@ -230,7 +230,8 @@ def delete_stream_lease(generation_id: UUID) -> None:
 # seconds. Returns {outcome, last accepted seq, cancelled, fake, trusted, renewal, job_ttl, job_ttl
 # before the post, age of the job in milliseconds}.
 APPEND_PROGRESS_SCRIPT: Final = f"""
-local names = {{'request', 'key', 'seq', 'content', 'reasoning', 'bytes', 'max_bytes', 'fake', 'cancelled', 'started',
+local names = {{'request', 'key', 'seq', 'content', 'reasoning', 'bytes', 'max_bytes', 'fake',
+    'cancelled', 'started',
     'job_ttl', 'lease_cap', 'trusted', 'worker', 'model'}}
 local values = redis.call('HMGET', KEYS[1], unpack(names))
 local lease = {{}}
@@ -247,10 +248,13 @@ local previous_ttl = ttl
 local is_fake, is_cancelled = lease.fake == '1', lease.cancelled == '1'
 local age = math.floor((now - tonumber(lease.started)) * 1000 + 0.5) / 1000
 -- No pass aborts a fake, so its lease outlives what a real job's can.
-if is_fake and not is_cancelled and age > ttl + {STALE_JOBS_PERIOD_SECONDS} then return {{'{PostOutcome.NO_LEASE}'}} end
+if is_fake and not is_cancelled and age > ttl + {STALE_JOBS_PERIOD_SECONDS} then
+    return {{'{PostOutcome.NO_LEASE}'}}
+end
 
 local function answer(outcome, accepted, renewal)
-    return {{outcome, accepted, is_cancelled and 1 or 0, is_fake and 1 or 0, lease.trusted == '1' and 1 or 0, renewal, ttl,
+    return {{outcome, accepted, is_cancelled and 1 or 0, is_fake and 1 or 0,
+        lease.trusted == '1' and 1 or 0, renewal, ttl,
         previous_ttl, math.floor(age * 1000)}}
 end
 
@@ -266,7 +270,8 @@ end
 redis.call('HSET', KEYS[1], 'seq', seq, 'bytes', bytes, 'content', ARGV[3], 'reasoning', ARGV[4])
 if not is_fake then
     local stream = '{STREAM_KEY_PREFIX}' .. lease.request
-    local entry = {{stream, 'MAXLEN', '~', {CHAT_PROGRESS_STREAM_MAX_ENTRIES}, '*', '{GENERATION_FIELD}', ARGV[7],
+    local entry = {{stream, 'MAXLEN', '~', {CHAT_PROGRESS_STREAM_MAX_ENTRIES}, '*',
+        '{GENERATION_FIELD}', ARGV[7],
         '{SEQ_FIELD}', seq, '{CONTENT_FIELD}', ARGV[3]}}
     local function add(name, value)
         entry[#entry + 1] = name
@@ -288,7 +293,8 @@ if not is_cancelled and age <= ttl then
         ttl = renewed
         renewal = '{LeaseRenewal.GRANTED}'
         redis.call('HSET', KEYS[1], 'job_ttl', ttl)
-        redis.call('PEXPIRE', KEYS[1], math.ceil((ttl - age + {CHAT_PROGRESS_LEASE_GRACE_SECONDS}) * 1000))
+        redis.call('PEXPIRE', KEYS[1],
+            math.ceil((ttl - age + {CHAT_PROGRESS_LEASE_GRACE_SECONDS}) * 1000))
     end
 end
 return answer('{PostOutcome.ACCEPTED}', seq, renewal)
@@ -343,7 +349,9 @@ def append_progress(
 # KEYS: the lease. ARGV: the lease in seconds that a post made of it, and what it was before.
 # Another post may have moved it on.
 _TAKE_BACK_SCRIPT: Final = """
-if redis.call('HGET', KEYS[1], 'job_ttl') == ARGV[1] then redis.call('HSET', KEYS[1], 'job_ttl', ARGV[2]) end
+if redis.call('HGET', KEYS[1], 'job_ttl') == ARGV[1] then
+    redis.call('HSET', KEYS[1], 'job_ttl', ARGV[2])
+end
 return 1
 """
 

@@ -546,7 +546,8 @@ class FrontConfig:
     max_open_requests: Annotated[
         int, within(1, 1_000_000), named("HORDE_OAI_MAX_OPEN_REQUESTS")
     ] = 1000
-    # Workers that may wait for a job at once, in all and of one key or address; 0 keeps none waiting.
+    # Workers that may wait for a job at once, in all and of one key or address; 0 keeps none
+    # waiting.
     max_waiting_pops: Annotated[int, within(0, 1_000_000), named("HORDE_OAI_MAX_WAITING_POPS")] = (
         4000
     )

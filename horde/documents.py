@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """Documents and news as files: those of the operator's folder, and defaults for those it lacks.
 
-Files are read when they are asked for, so that a change needs no restart. A file that cannot be read
-is logged and its default is sent.
+Files are read when they are asked for, so that a change needs no restart. A file that cannot be
+read is logged and its default is sent.
 """
 
 from pathlib import Path

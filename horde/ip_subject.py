@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Who an address stands for: the one home of how limits, timeouts and suspicion count by address."""
+"""Who an address stands for: how limits, timeouts and suspicion count by address."""
 
 from ipaddress import ip_address, ip_network
 

@@ -84,7 +84,8 @@ def _translating_errors() -> Iterator[None]:
         yield
     except OutboundFailed:
         raise
-    except Exception as error:  # noqa: BLE001  the address is a stranger's, and the libraries' errors are many
+    # The address is a stranger's, and the libraries' errors are many.
+    except Exception as error:  # noqa: BLE001
         raise OutboundFailed(type(error).__name__) from None
 
 
@@ -326,7 +327,8 @@ def _resolve_until(resolve: Callable[[], Sequence[Address]], deadline: float) ->
     def look_up() -> None:
         try:
             answers.append(resolve())
-        except Exception:  # noqa: BLE001  a label that no name server can be asked for is a ValueError
+        # A label that no name server can be asked for is a ValueError.
+        except Exception:  # noqa: BLE001
             answers.append(())
         finally:
             _resolving.release()

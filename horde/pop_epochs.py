@@ -3,8 +3,8 @@
 
 A mark is a random word, so that a server that lost some of its marks never shows an old one as new.
 A mark moves after the commit that it tells of: who read the marks before it looked, and finds them
-unmoved, has seen everything. The queue has a mark for each of a fixed number of groups of models, so
-that work for others moves none of a worker's, and names that somebody invents fill nothing.
+unmoved, has seen everything. The queue has a mark for each of a fixed number of groups of models,
+so that work for others moves none of a worker's, and names that somebody invents fill nothing.
 """
 
 import secrets

@@ -52,7 +52,8 @@ UNANSWERED_POLLS = 2
 # A server that follows another, has no room, loads its data, misses its replicas or its master,
 # cannot save, is held up by a script, or does not know us.
 _REASONS_TO_LEAVE = re.compile(
-    r"(?:^|[\s-])(READONLY|OOM|LOADING|NOREPLICAS|MISCONF|MASTERDOWN|CLUSTERDOWN|BUSY|NOAUTH|WRONGPASS)\b"
+    r"(?:^|[\s-])(READONLY|OOM|LOADING|NOREPLICAS|MISCONF|MASTERDOWN|CLUSTERDOWN|BUSY|NOAUTH"
+    r"|WRONGPASS)\b"
 )
 
 
@@ -262,7 +263,8 @@ def listen(
         while not stop.is_set():
             try:
                 _listen_once(client, channel, handle, handle_gap, stop)
-            except Exception as error:  # noqa: BLE001  whoever listens would be deaf until a restart
+            # Whoever listens would be deaf until a restart.
+            except Exception as error:  # noqa: BLE001
                 logger.warning(
                     "horde.redis.subscription_lost", extra={"error_class": type(error).__name__}
                 )

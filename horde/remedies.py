@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""What a caller can do about each refusal: one sentence for each code, told in every answer that has it.
+"""What a caller can do about each refusal: one sentence for each code, told in every answer that
+has it.
 
 A code without a sentence here has messages that say it themselves, since what helps differs from
 case to case or the contract fixes their words. Source: docs/reference/errors.md, "Codes".

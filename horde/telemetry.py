@@ -271,7 +271,8 @@ def _build_scrape_server(endpoint: MetricsEndpoint) -> ThreadingHTTPServer:
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  the name the library calls it by
+        # The name the library calls it by.
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
             """Nothing: a scrape every few seconds is no event."""
 
     server = _ScrapeServer(endpoint.listener.getsockname(), ScrapeHandler, bind_and_activate=False)

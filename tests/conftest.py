@@ -33,7 +33,7 @@ def is_first_process(config: pytest.Config) -> bool:
 
 def get_process_name(config: pytest.Config) -> str | None:
     """``gw0``, ``gw1``, ... in xdist's processes, None when there is one process only."""
-    return None if is_first_process(config) else str(config.workerinput["workerid"])  # type: ignore[attr-defined]
+    return None if is_first_process(config) else str(config.workerinput["workerid"])
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

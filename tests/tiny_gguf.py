@@ -21,13 +21,14 @@ import numpy.typing as npt
 Matrix = npt.NDArray[np.float32]
 
 WORDS = """
-a and are as at be by for from has he in is it of on or she that the they this to was we will with you
-one two three four five six seven eight nine ten many few some all none more less first last next
-red green blue yellow white black warm cold old young big little open closed early late near far fast slow
-apple bridge cloud door earth forest garden harbour island journey key lamp mountain night ocean paper
-question road silver table umbrella valley window winter yard zebra answer book city day evening friend
-add ask begin bring build call carry come count draw end find give go keep know learn look make move read say
-see send show sing stand stop take tell think turn use wait walk want work write yes no true false null
+a and are as at be by for from has he in is it of on or she that the they this to was we will with
+you one two three four five six seven eight nine ten many few some all none more less first last
+next red green blue yellow white black warm cold old young big little open closed early late near
+far fast slow apple bridge cloud door earth forest garden harbour island journey key lamp mountain
+night ocean paper question road silver table umbrella valley window winter yard zebra answer book
+city day evening friend add ask begin bring build call carry come count draw end find give go keep
+know learn look make move read say see send show sing stand stop take tell think turn use wait
+walk want work write yes no true false null
 """
 
 START, TURN, TURN_END = "<|start|>", "<|turn|>", "<|turn_end|>"
@@ -60,7 +61,8 @@ A call is written as
 {{ message.content or '' }}
 {%- for call in message.tool_calls %}
 <tool_call>
-{"name": "{{ call.function.name }}", "arguments": {% if call.function.arguments is string %}{{ call.function.arguments }}
+{"name": "{{ call.function.name }}", "arguments": {% if call.function.arguments is string -%}
+{{ call.function.arguments }}
 {%- else %}{{ call.function.arguments | tojson }}{% endif %}}
 </tool_call>
 {%- endfor -%}

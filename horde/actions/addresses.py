@@ -92,7 +92,10 @@ def admit_address(by: By, body: DeleteTimeoutIPInput) -> SimpleResponse:
 
 
 def refuse_worker_address(by: By, worker_id: str, body: AddWorkerTimeout) -> SimpleResponse:
-    """Refuse the address a worker was last seen at, of IPv6 its /64. Errors: NotFound, BadRequest."""
+    """Refuse the address a worker was last seen at, of IPv6 its /64.
+
+    Errors: NotFound, BadRequest.
+    """
 
     def work(session: Session) -> None:
         actor = require_moderator(session, by)
@@ -157,7 +160,10 @@ def _record_of_worker(
 
 
 def _parse_network(text: str) -> Network:
-    """An address or a network in CIDR notation; an address is a network of one. Errors: BadRequest."""
+    """An address or a network in CIDR notation; an address is a network of one.
+
+    Errors: BadRequest.
+    """
     try:
         if "/" not in text:
             # An IPv4 address in IPv6 clothes is seen as IPv4 everywhere else.

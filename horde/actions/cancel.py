@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Cancelling a request. The jobs of a streamed one that are in flight are paid for what they posted."""
+"""Cancelling a request.
+
+The jobs of a streamed one that are in flight are paid for what they posted.
+"""
 
 from collections.abc import Mapping
 from datetime import datetime

@@ -23,7 +23,10 @@ from horde.shapes.users import TestUser, TestUserInput
 
 
 def make_test_user(body: TestUserInput) -> TestUser:
-    """Make an account, or give the one with this identity a new key. Its kudos can be spent at once."""
+    """Make an account, or give the one with this identity a new key.
+
+    Its kudos can be spent at once.
+    """
     try:
         made = run_transaction(partial(_make_test_user, body=body))
     except IntegrityError:  # another request made the account in between

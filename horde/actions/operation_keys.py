@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Operation keys: a chat request that is sent again with its key is answered as the first one was."""
+"""Operation keys: a chat request that is sent again with its key is answered as the first
+one was.
+"""
 
 import time
 

@@ -141,8 +141,8 @@ class PoppingWorker:
 
 
 def pop_text_jobs(pop: Pop) -> PoppedJobs:
-    """Hand jobs to a worker, after its check-in; without a look where nothing can have changed since
-    its last.
+    """Hand jobs to a worker, after its check-in; without a look where nothing can have changed
+    since its last.
 
     Raises Unauthorized, BadRequest, Forbidden (also for a worker in maintenance that its owner has
     nothing for), and ServiceUnavailable when the store has what the job needs and is away.

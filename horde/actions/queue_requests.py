@@ -62,7 +62,8 @@ NO_WORKER_WARNING = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestContext:
-    """What a request comes with beside its body: who sends it, from where, and under which settings.
+    """What a request comes with beside its body: who sends it, from where, and under which
+    settings.
 
     Limits and countermeasures apply to `address`; `is_proxied` where a service asks on behalf of
     whoever has it. `widen_limits` gives the address more room for a day.
@@ -78,7 +79,7 @@ class RequestContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queued:
-    """The answer to a request that was taken; not `is_new` is a dry run, or one that was repeated."""
+    """The answer to a request that was taken; a dry run or a repeated one is not `is_new`."""
 
     body: RequestAccepted | RequestQuote
     is_new: bool = False

@@ -27,7 +27,9 @@ _models = TimedCache[None, WrittenAnswer](ANSWER_SECONDS)
 
 
 def show_text_totals() -> WrittenAnswer:
-    """What ended within the last minute, hour, day and 30 days, and in all time; up to a minute old."""
+    """What ended within the last minute, hour, day and 30 days, and in all time; up to a minute
+    old.
+    """
     return _totals.get(None, _read_totals)
 
 

@@ -166,7 +166,7 @@ def _check_may_change(actor: Actor, account: Caller, changes: Changes) -> None:
 
 
 def _check_texts(changes: Changes) -> None:
-    """Clean the new name in place, and refuse texts that are too long for their columns or profane."""
+    """Clean the new name in place; texts too long for their columns, or profane, are refused."""
     if "username" in changes:
         changes["username"] = check_username(changes["username"])
     if is_profane(changes.get("contact", "")):
@@ -176,7 +176,7 @@ def _check_texts(changes: Changes) -> None:
 
 
 def check_username(text: str) -> str:
-    """The name as it is stored; raises BadRequest for one that is too long, too short or profane."""
+    """The name as it is stored. Raises BadRequest when it is too long, too short or profane."""
     username = clean_username(text)
     if len(username) > MAX_USERNAME_LENGTH:
         raise BadRequest(

@@ -86,7 +86,8 @@ def show_worker_by_name(by: By | None, name: str) -> Details:
 
 
 def change_worker(by: By, worker_id: str, body: ModifyWorkerInput) -> ModifyWorker:
-    """Change a worker, as its owner or a moderator; the keys of the answer are those that were sent.
+    """Change a worker, as its owner or a moderator; the keys of the answer are those that were
+    sent.
 
     Errors: NotFound, Unauthorized, Forbidden for who may not, BadRequest for what cannot be.
     """

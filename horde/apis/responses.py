@@ -58,8 +58,8 @@ def write_json_with_standard_library(api: Api) -> None:
 
 
 def build_written_response(answer: WrittenAnswer) -> Response:
-    """An answer that is ready, packed for a client that takes it so; unpacked when its fields are to
-    be narrowed.
+    """An answer that is ready, packed for a client that takes it so; unpacked when its fields are
+    to be narrowed.
     """
     takes_packed = request.accept_encodings.quality("gzip") > 0 and "field_mask" not in g
     packed = answer.pack() if takes_packed else None

@@ -95,7 +95,10 @@ def build_identity(issuer: str, subject: str) -> str:
 
 
 def answer_failure(error: Exception, status: int) -> Response:
-    """A page that says so. What the provider said may hold secrets, so its class alone is logged."""
+    """A page that says so.
+
+    What the provider said may hold secrets, so its class alone is logged.
+    """
     logger.warning("horde.sign_in.failed", extra={"error_class": type(error).__name__})
     problem = (
         "The sign-in cannot be reached at the moment. Please try again later."

@@ -79,7 +79,10 @@ def _build_model(
 
 
 def convert_schema(schema: Mapping[str, Any]) -> Schema:
-    """A schema that pydantic made, in the words of Swagger 2.0. Shapes may not contain themselves."""
+    """A schema that pydantic made, in the words of Swagger 2.0.
+
+    Shapes may not contain themselves.
+    """
     return _convert(schema, schema.get("$defs", {}))
 
 

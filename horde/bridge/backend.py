@@ -160,7 +160,7 @@ class Backend:
         *,
         follows: bool = False,
     ) -> tuple[str, JsonObject]:
-        """From where the answer came, which differs when redirects were followed, and the answer."""
+        """The address the answer came from, which differs after redirects, and the answer."""
         try:
             with (
                 ending_at(time.monotonic() + timeout_seconds) as trace,

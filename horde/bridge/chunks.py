@@ -142,7 +142,10 @@ def _read_reasoning(message: Mapping[str, Any]) -> str:
 
 
 def _read_loosely(value: object) -> str:
-    """The text in a value of reasoning. What is no text is about the reasoning, not a part of it."""
+    """The text in a value of reasoning.
+
+    What is no text is about the reasoning, not a part of it.
+    """
     if isinstance(value, str):
         return value
     if isinstance(value, list):

@@ -107,7 +107,7 @@ _CONTEXT_KEYS = ("max_model_len", "context_length", "context_window", "max_conte
 
 
 _Told = tuple[int | None, frozenset[Declared]]
-"""What a server tells of itself: the context of one request in tokens, and more that it supports."""
+"""What a server tells of itself: its context in tokens, and what else it supports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

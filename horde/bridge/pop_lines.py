@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Connections for pops that a horde keeps waiting: one a thread, kept between pops, cut at a stop."""
+"""Connections for pops that wait: one for each thread, kept between pops, cut at a stop."""
 
 import threading
 from collections.abc import Callable

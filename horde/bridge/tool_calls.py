@@ -47,7 +47,10 @@ class _Call:
 
 
 class CallCollector:
-    """The calls of one reply, in the order of their indexes. ``offered`` are the functions' names."""
+    """The calls of one reply, in the order of their indexes.
+
+    ``offered`` are the functions' names.
+    """
 
     def __init__(self, offered: frozenset[str] = frozenset()) -> None:
         self._calls: list[_Call] = []

@@ -119,4 +119,7 @@ def _find_broken_rule(schema: JsonSchema) -> str | None:
     )
     if missing is None:
         return None
-    return f"'required' is required to be supplied and to be an array including every key in properties. Missing '{missing}'."
+    return (
+        "'required' is required to be supplied and to be an array including every key in"
+        f" properties. Missing '{missing}'."
+    )

@@ -37,17 +37,24 @@ def check_tool_history(messages: Sequence[Message]) -> None:
 
 def _answer_call(index: int, call_id: str, issued: set[str], unanswered: dict[str, None]) -> None:
     if not unanswered or (call_id in issued and call_id not in unanswered):
-        detail = "Invalid parameter: messages with role 'tool' must be a response to a preceding message with 'tool_calls'."
+        detail = (
+            "Invalid parameter: messages with role 'tool' must be a response to a preceding message"
+            " with 'tool_calls'."
+        )
         raise _broken_history(f"messages[{index}].role", detail)
     if call_id not in issued:
-        detail = f"Invalid parameter: 'tool_call_id' of '{call_id}' not found in 'tool_calls' of previous message."
+        detail = (
+            f"Invalid parameter: 'tool_call_id' of '{call_id}' not found in 'tool_calls' of"
+            " previous message."
+        )
         raise _broken_history(f"messages[{index}].tool_call_id", detail)
     del unanswered[call_id]
 
 
 def _unanswered_calls(path: str, unanswered: Mapping[str, None]) -> ChatRequestRefused:
     detail = (
-        "An assistant message with 'tool_calls' must be followed by tool messages responding to each 'tool_call_id'. "
+        "An assistant message with 'tool_calls' must be followed by tool messages responding to"
+        " each 'tool_call_id'. "
         f"The following tool_call_ids did not have response messages: {', '.join(unanswered)}"
     )
     return _broken_history(path, detail)

@@ -73,7 +73,10 @@ def parse_tool_choice(value: object, tools: Sequence[Tool]) -> ToolChoice | None
     if function_name is not None and all(
         tool["function"]["name"] != function_name for tool in tools
     ):
-        message = f"Invalid value for 'tool_choice': the function {quote_path(function_name)} is not defined in 'tools'."
+        message = (
+            f"Invalid value for 'tool_choice': the function {quote_path(function_name)} is not"
+            " defined in 'tools'."
+        )
         raise request_conflict("tool_choice", message)
     return cast(ToolChoice, value)
 
@@ -138,7 +141,10 @@ def check_tool_spec_size(tools: object, tool_choice: object, response_format: ob
     if count_utf8_bytes(write_document(spec)) > MAX_CHAT_TOOL_SPEC_BYTES:
         path, limit = (
             "tools",
-            f"take at most {MAX_CHAT_TOOL_SPEC_BYTES} bytes together with 'tool_choice' and 'response_format'",
+            (
+                f"take at most {MAX_CHAT_TOOL_SPEC_BYTES} bytes together with 'tool_choice' and"
+                " 'response_format'"
+            ),
         )
         raise limit_exceeded(path, limit)
 

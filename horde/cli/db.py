@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def wait_for_database(engine: Engine, seconds: float) -> None:
-    """Return once the database lets somebody in; after this time the migration says what is wrong."""
+    """Return once the database accepts connections, or when the time is over."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:

@@ -304,9 +304,12 @@ def _write_balances(
     }
     session.execute(
         text("""
-            INSERT INTO kudos_balance_snapshots (user_id, balance, escrow, opening_balance, opening_escrow, updated)
-            SELECT users.id, folded.balance, folded.escrow, users.kudos, users.evaluating_kudos, :now
-            FROM unnest(CAST(:user_ids AS integer[]), CAST(:balances AS numeric[]), CAST(:escrows AS numeric[]))
+            INSERT INTO kudos_balance_snapshots (user_id, balance, escrow, opening_balance,
+                opening_escrow, updated)
+            SELECT users.id, folded.balance, folded.escrow, users.kudos, users.evaluating_kudos,
+                :now
+            FROM unnest(CAST(:user_ids AS integer[]), CAST(:balances AS numeric[]),
+                CAST(:escrows AS numeric[]))
                 AS folded (user_id, balance, escrow)
             JOIN users ON users.id = folded.user_id
             ON CONFLICT (user_id) DO UPDATE
@@ -317,9 +320,11 @@ def _write_balances(
     session.execute(
         text("""
             UPDATE users
-            SET kudos = floor(folded.balance), evaluating_kudos = least(floor(folded.escrow), 2147483647),
+            SET kudos = floor(folded.balance),
+                evaluating_kudos = least(floor(folded.escrow), 2147483647),
                 last_active = greatest(users.last_active, folded.last_active)
-            FROM unnest(CAST(:user_ids AS integer[]), CAST(:balances AS numeric[]), CAST(:escrows AS numeric[]),
+            FROM unnest(CAST(:user_ids AS integer[]), CAST(:balances AS numeric[]),
+                CAST(:escrows AS numeric[]),
                 CAST(:last_active AS timestamp[])) AS folded (user_id, balance, escrow, last_active)
             WHERE users.id = folded.user_id
             """),
@@ -338,7 +343,8 @@ def _write_consumption(session: Session, postings: Iterable[Row[Any]]) -> None:
     session.execute(
         text("""
             UPDATE kudos_reservations SET consumed = consumed + spent.amount
-            FROM unnest(CAST(:business_ids AS varchar[]), CAST(:amounts AS numeric[])) AS spent (business_id, amount)
+            FROM unnest(CAST(:business_ids AS varchar[]), CAST(:amounts AS numeric[]))
+                AS spent (business_id, amount)
             WHERE kudos_reservations.business_id = spent.business_id
             """),
         {"business_ids": list(spent), "amounts": list(spent.values())},
@@ -521,7 +527,8 @@ def _write_user_stats(session: Session, sums: Mapping[tuple[int, str], Decimal])
     session.execute(
         text("""
             INSERT INTO user_stats (user_id, action, value)
-            SELECT * FROM unnest(CAST(:user_ids AS integer[]), CAST(:actions AS varchar[]), CAST(:amounts AS bigint[]))
+            SELECT * FROM unnest(CAST(:user_ids AS integer[]), CAST(:actions AS varchar[]),
+                CAST(:amounts AS bigint[]))
             ON CONFLICT (user_id, action) DO UPDATE SET value = user_stats.value + excluded.value
             """),
         {
@@ -539,9 +546,11 @@ def _write_user_records(session: Session, sums: Mapping[tuple[int, str, str], De
         text("""
             INSERT INTO user_records (user_id, record_type, record, value)
             SELECT user_id, CAST(kind AS userrecordtypes), record, amount
-            FROM unnest(CAST(:user_ids AS integer[]), CAST(:kinds AS varchar[]), CAST(:records AS varchar[]),
+            FROM unnest(CAST(:user_ids AS integer[]), CAST(:kinds AS varchar[]),
+                CAST(:records AS varchar[]),
                 CAST(:amounts AS float[])) AS added (user_id, kind, record, amount)
-            ON CONFLICT (user_id, record_type, record) DO UPDATE SET value = user_records.value + excluded.value
+            ON CONFLICT (user_id, record_type, record) DO UPDATE
+                SET value = user_records.value + excluded.value
             """),
         {
             "user_ids": [key[0] for key in sums],
@@ -558,8 +567,10 @@ def _write_worker_stats(session: Session, sums: Mapping[tuple[UUID, str], Decima
     session.execute(
         text("""
             INSERT INTO worker_stats (worker_id, action, value)
-            SELECT * FROM unnest(CAST(:worker_ids AS uuid[]), CAST(:actions AS varchar[]), CAST(:amounts AS bigint[]))
-            ON CONFLICT (worker_id, action) DO UPDATE SET value = worker_stats.value + excluded.value
+            SELECT * FROM unnest(CAST(:worker_ids AS uuid[]), CAST(:actions AS varchar[]),
+                CAST(:amounts AS bigint[]))
+            ON CONFLICT (worker_id, action) DO UPDATE
+                SET value = worker_stats.value + excluded.value
             """),
         {
             "worker_ids": [str(key[0]) for key in sums],
@@ -582,10 +593,13 @@ def _write_workers(
     session.execute(
         text("""
             UPDATE workers
-            SET kudos = workers.kudos + added.kudos, contributions = workers.contributions + added.contributions,
+            SET kudos = workers.kudos + added.kudos,
+                contributions = workers.contributions + added.contributions,
                 fulfilments = workers.fulfilments + added.fulfilments
-            FROM unnest(CAST(:worker_ids AS uuid[]), CAST(:kudos AS bigint[]), CAST(:contributions AS bigint[]),
-                CAST(:fulfilments AS integer[])) AS added (worker_id, kudos, contributions, fulfilments)
+            FROM unnest(CAST(:worker_ids AS uuid[]), CAST(:kudos AS bigint[]),
+                CAST(:contributions AS bigint[]),
+                CAST(:fulfilments AS integer[]))
+                AS added (worker_id, kudos, contributions, fulfilments)
             WHERE workers.id = added.worker_id
             """),
         {"worker_ids": [str(worker_id) for worker_id in worker_ids], **amounts},

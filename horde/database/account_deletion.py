@@ -28,7 +28,8 @@ INACTIVITY_BEFORE_WIPE = timedelta(days=30)
 def wipe_account(session: Session, user_id: int, now: datetime) -> bool:
     """Erase an account that did nothing for 30 days; False when it did, or is erased already.
 
-    Its workers and shared keys are deleted. Errors: Locked while a job refers to one of the workers.
+    Its workers and shared keys are deleted. Errors: Locked while a job refers to one of the
+    workers.
     """
     session.execute(select(User.id).where(User.id == user_id).with_for_update())
     for sharedkey_id in session.scalars(
@@ -62,7 +63,8 @@ def wipe_account(session: Session, user_id: int, now: datetime) -> bool:
 
 def _delete_workers(session: Session, user_id: int) -> None:
     locked = Locked(
-        "A worker of the account still has jobs. Put it into maintenance and try again in half an hour.",
+        "A worker of the account still has jobs. Put it into maintenance and try again in half an"
+        " hour.",
         ReturnCode.LOCKED,
     )
     announce_owner_change(session, user_id)

@@ -67,7 +67,8 @@ _BELONGINGS = text(
             LIMIT :most_requests
         ) AS found) AS requests,
         (SELECT coalesce(json_agg(found), '[]') FROM (
-            SELECT id, name, maintenance, maintenance_msg, paused, speed, fulfilments, kudos, uptime,
+            SELECT id, name, maintenance, maintenance_msg, paused, speed, fulfilments, kudos,
+                uptime,
                    uncompleted_jobs AS dropped, last_check_in >= :online_since AS is_online,
                    speed <> :unmeasured AS is_measured,
                    (SELECT coalesce(json_agg(model ORDER BY model), '[]') FROM worker_models

@@ -81,7 +81,8 @@ def log_worker_abort(
     """Count a dropped job against its worker, in SQL arithmetic; True when they became too
     many, which is maintenance unless there is a raid.
 
-    `counts` is whether it counts toward the hourly limit; the totals that are shown count every one.
+    `counts` is whether it counts toward the hourly limit; the totals that are shown count every
+    one.
 
     A reply refused as nonconformant is counted apart: the worker generated, the model broke the
     contract. The stored refusal decides, so a worker cannot claim the exemption itself.

@@ -111,7 +111,8 @@ def append_movements(session: Session, event_id: UUID, movements: Movements, now
 # The floor in SQL, equal to get_kudos_floor: a hold may not cost a query of its own for it.
 _FLOOR = f"""
     CASE WHEN users.id = {ANONYMOUS_ID} THEN {ANONYMOUS_FLOOR}
-         WHEN regexp_replace(users.oauth_id, '^urn:uuid:|[{{}}-]', '', 'g') ~* '^[0-9a-f]{{32}}$' THEN {PSEUDONYMOUS_FLOOR}
+         WHEN regexp_replace(users.oauth_id, '^urn:uuid:|[{{}}-]', '', 'g')
+            ~* '^[0-9a-f]{{32}}$' THEN {PSEUDONYMOUS_FLOOR}
          ELSE {REGISTERED_FLOOR} END
 """
 
@@ -121,7 +122,8 @@ _PAYER = f"""
     WITH pending AS (
         SELECT reservation_id, -sum(amount) AS total
         FROM kudos_ledger
-        WHERE user_id = :user_id AND applied IS FALSE AND account = '{Account.BALANCE}' AND amount < 0
+        WHERE user_id = :user_id AND applied IS FALSE AND account = '{Account.BALANCE}'
+            AND amount < 0
         GROUP BY reservation_id
     ), holds AS (
         SELECT business_id, amount - consumed AS remaining
@@ -135,7 +137,8 @@ _PAYER = f"""
               ), 0)
             - coalesce((
                 SELECT sum(pending.total) FROM pending
-                WHERE NOT EXISTS (SELECT FROM holds WHERE holds.business_id = pending.reservation_id)
+                WHERE NOT EXISTS (SELECT FROM holds
+                    WHERE holds.business_id = pending.reservation_id)
               ), 0) AS available
         FROM users LEFT JOIN kudos_balance_snapshots ON kudos_balance_snapshots.user_id = users.id
         WHERE users.id = :user_id
@@ -156,7 +159,8 @@ _HOLD = text(f"""
         WHERE available >= :amount AND coalesce((SELECT user_id FROM known), :user_id) = :user_id
         ON CONFLICT (business_id) DO UPDATE SET
             amount = kudos_reservations.consumed + excluded.amount
-                + coalesce((SELECT total FROM pending WHERE pending.reservation_id = excluded.business_id), 0),
+                + coalesce((SELECT total FROM pending
+                    WHERE pending.reservation_id = excluded.business_id), 0),
             active = true, released_at = NULL
         RETURNING id
     )
@@ -293,20 +297,23 @@ _AUDIT_BALANCES = text(f"""
         FROM kudos_ledger WHERE applied GROUP BY user_id
     ), accounts AS (
         SELECT users.id, users.kudos, users.evaluating_kudos, snapshot.balance, snapshot.escrow,
-            coalesce(snapshot.opening_balance, 0) + coalesce(applied.balance, 0) AS expected_balance,
+            coalesce(snapshot.opening_balance, 0) + coalesce(applied.balance, 0)
+                AS expected_balance,
             coalesce(snapshot.opening_escrow, 0) + coalesce(applied.escrow, 0) AS expected_escrow
         FROM users
         LEFT JOIN kudos_balance_snapshots snapshot ON snapshot.user_id = users.id
         LEFT JOIN applied ON applied.user_id = users.id
         WHERE snapshot.user_id IS NOT NULL OR applied.user_id IS NOT NULL
     )
-    SELECT 'balance' AS kind, id::text AS subject, expected_balance::text AS expected, coalesce(balance::text, 'none') AS found
+    SELECT 'balance' AS kind, id::text AS subject, expected_balance::text AS expected,
+        coalesce(balance::text, 'none') AS found
     FROM accounts WHERE balance IS DISTINCT FROM expected_balance
     UNION ALL SELECT 'escrow', id::text, expected_escrow::text, coalesce(escrow::text, 'none')
     FROM accounts WHERE escrow IS DISTINCT FROM expected_escrow
     UNION ALL SELECT 'shown_balance', id::text, floor(expected_balance)::text, kudos::text
     FROM accounts WHERE kudos <> floor(expected_balance)
-    UNION ALL SELECT 'shown_escrow', id::text, least(floor(expected_escrow), 2147483647)::text, evaluating_kudos::text
+    UNION ALL SELECT 'shown_escrow', id::text, least(floor(expected_escrow), 2147483647)::text,
+        evaluating_kudos::text
     FROM accounts WHERE evaluating_kudos <> least(floor(expected_escrow), 2147483647)
     ORDER BY 1, 2
     """)
@@ -316,18 +323,21 @@ _AUDIT_HOLDS = text("""
         SELECT reservation_id, -sum(amount) AS total FROM kudos_ledger
         WHERE applied AND reservation_id IS NOT NULL GROUP BY reservation_id
     )
-    SELECT 'hold_consumed' AS kind, business_id AS subject, coalesce(total, 0)::text AS expected, consumed::text AS found
+    SELECT 'hold_consumed' AS kind, business_id AS subject, coalesce(total, 0)::text AS expected,
+        consumed::text AS found
     FROM kudos_reservations LEFT JOIN spent ON spent.reservation_id = business_id
     WHERE active AND consumed <> coalesce(total, 0)
     UNION ALL SELECT 'hold_without_request', business_id, 'released', 'active'
     FROM kudos_reservations
     WHERE active AND business_id LIKE 'upfront:%'
-        AND NOT EXISTS (SELECT FROM waiting_prompts WHERE 'upfront:' || waiting_prompts.id::text = business_id)
+        AND NOT EXISTS (SELECT FROM waiting_prompts
+            WHERE 'upfront:' || waiting_prompts.id::text = business_id)
     ORDER BY 1, 2
     """)
 
 _AUDIT_EVENTS = text("""
-    SELECT 'booked_twice' AS kind, event_id::text AS subject, '1' AS expected, count(*)::text AS found
+    SELECT 'booked_twice' AS kind, event_id::text AS subject, '1' AS expected,
+        count(*)::text AS found
     FROM kudos_ledger
     GROUP BY event_id, entry_type, user_id, account, sign(amount) HAVING count(*) > 1
     ORDER BY 2
@@ -337,8 +347,10 @@ _AUDIT_COUNTS = text("""
     SELECT (SELECT count(*) FROM kudos_balance_snapshots) AS accounts,
         (SELECT count(*) FROM kudos_ledger) AS postings,
         (SELECT count(*) FROM kudos_ledger WHERE applied IS FALSE) AS unapplied_postings,
-        (SELECT count(*) FROM kudos_stat_events WHERE applied IS FALSE AND quarantine_reason IS NULL) AS unapplied_statistics,
-        (SELECT count(*) FROM kudos_stat_events WHERE quarantine_reason IS NOT NULL) AS quarantined_statistics
+        (SELECT count(*) FROM kudos_stat_events
+            WHERE applied IS FALSE AND quarantine_reason IS NULL) AS unapplied_statistics,
+        (SELECT count(*) FROM kudos_stat_events WHERE quarantine_reason IS NOT NULL)
+            AS quarantined_statistics
     """)
 
 

@@ -227,8 +227,10 @@ _MISSING_COLUMNS = """
 _UNKNOWN_REQUIRED_COLUMNS = """
     SELECT table_name || '.' || column_name AS name
     FROM information_schema.columns AS found
-    WHERE table_schema = :live AND is_nullable = 'NO' AND column_default IS NULL AND is_identity = 'NO'
-      AND table_name IN (SELECT table_name FROM information_schema.tables WHERE table_schema = 'horde_expected')
+    WHERE table_schema = :live AND is_nullable = 'NO' AND column_default IS NULL
+      AND is_identity = 'NO'
+      AND table_name IN (SELECT table_name FROM information_schema.tables
+          WHERE table_schema = 'horde_expected')
       AND NOT EXISTS (
           SELECT FROM information_schema.columns AS expected
           WHERE expected.table_schema = 'horde_expected'

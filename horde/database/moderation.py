@@ -48,7 +48,8 @@ _SPACED_OUT = regex.compile(rf"{_LETTER}(?: {_LETTER}){{2,}}+")  # `w o r d`
 # An age below 18. The look ahead halves the time of a search; `ty ` before it: twenty one is none.
 _AGE = (
     "(?=[0-9efnost])(?<!ty )"
-    "(?:1[0-7]|[1-9]|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|(?:thir|four|fif|six|seven)teen)"
+    "(?:1[0-7]|[1-9]|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve"
+    "|(?:thir|four|fif|six|seven)teen)"
 )
 _UNDERAGE = regex.compile(
     rf"\b{_AGE} ?(?:(?:year|yr)s? ?old|y ?o)\b|\baged? {_AGE}\b", regex.IGNORECASE

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Kudos that accounts get every month: what an admin set, and what moderators get for their work."""
+"""Kudos that accounts get every month: what an admin set, and the pay of moderators."""
 
 from datetime import datetime
 from typing import Any
@@ -18,7 +18,10 @@ ACCOUNTS_A_BATCH = 100
 
 
 def change_monthly_kudos(session: Session, user_id: int, amount: int, now: datetime) -> int:
-    """Add to what an account gets each month; a gain is paid at once too. The new monthly amount."""
+    """Add to what an account gets each month; a gain is paid at once too.
+
+    The new monthly amount.
+    """
     monthly = func.least(func.greatest(User.monthly_kudos + amount, 0), MAX_MONTHLY_KUDOS)
     values: dict[str, Any] = {"monthly_kudos": monthly}
     if amount > 0:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """How suspicious a prompt is, by the moderators' rules.
 
-Two groups of rules count: the types 10 and 11 together, and the type 20. A prompt that both match is
-one to refuse. Rules are compiled once in ten seconds and searched within a bound of processor time.
-Source: docs/reference/moderation.md, "Filters".
+Two groups of rules count: the types 10 and 11 together, and the type 20. A prompt that both match
+is one to refuse. Rules are compiled once in ten seconds and searched within a bound of processor
+time. Source: docs/reference/moderation.md, "Filters".
 """
 
 from collections.abc import Callable, Iterator, Sequence

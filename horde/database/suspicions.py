@@ -55,7 +55,10 @@ class PausedWorker:
 
 
 def add_user_suspicion(session: Session, user_id: int, reason: Suspicion) -> None:
-    """Give an account a point; a reason that does not accumulate counts once. Anonymous gets none."""
+    """Give an account a point; a reason that does not accumulate counts once.
+
+    Anonymous gets none.
+    """
     if user_id == ANONYMOUS_ID:
         return
     session.execute(

@@ -401,7 +401,8 @@ def _build_settlement(names: frozenset[str]) -> TextClause:
             count(*) FILTER (WHERE generation IS NULL AND NOT faulted) AS pending
         FROM processing_gens WHERE wp_id = :wp_id AND id <> :job_id AND NOT fake
     ), counted AS (
-        SELECT others.finished + 1 AS finished_count, others.pending = 0 AS is_idle, request.faulted,
+        SELECT others.finished + 1 AS finished_count, others.pending = 0 AS is_idle,
+            request.faulted,
             request.n = 0 AND (
                 others.finished + 1 >= request.jobs OR request.terminal_outcome IS NOT NULL
             ) AS is_complete
@@ -438,7 +439,8 @@ def _build_settlement(names: frozenset[str]) -> TextClause:
             finished, created, model, max_length, max_context_length, softprompt, prompt_length,
             client_agent, bridge_agent, state, style_id
         )
-        SELECT :now, :start_time, :model, :max_length, :max_context_length, :softprompt, :prompt_length,
+        SELECT :now, :start_time, :model, :max_length, :max_context_length, :softprompt,
+            :prompt_length,
             :client_agent, :bridge_agent, CAST(:state AS textgenstate), CAST(:style_id AS uuid)
         FROM outcome
     ), {APPENDING.format(source="outcome")}

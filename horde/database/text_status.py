@@ -61,8 +61,8 @@ class RequestProgress:
 
     @property
     def waiting(self) -> int:
-        """Generations still to be handed out: never more than is missing, and none of a request that
-        has ended.
+        """Generations still to be handed out: never more than is missing, and none of a request
+        that has ended.
         """
         if self.faulted or self.is_cancelled:
             return 0

@@ -69,7 +69,7 @@ class Privilege(IntEnum):
 def find_user_details(
     session: Session, user_id: int, privilege: Privilege, now: datetime
 ) -> shapes.UserDetails | None:
-    """Everything a viewer may see of an account; None for an unknown or wiped one. One statement."""
+    """Everything a viewer may see of an account, in one statement; None for an unknown one."""
     row = session.execute(_select_details(privilege).where(User.id == user_id)).one_or_none()
     return None if row is None else _build_details(row, privilege, now)
 

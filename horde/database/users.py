@@ -619,7 +619,8 @@ def _is_known_passkey(passkey: str) -> bool:
     given = passkey.encode()
     # Every passkey is compared, each in constant time: how long it takes tells nothing about any of
     # them.
-    return any([hmac.compare_digest(given, known) for known in _read_passkeys()])  # noqa: C419  no early end
+    # Every passkey is compared, so that the time taken does not tell which one matched.
+    return any([hmac.compare_digest(given, known) for known in _read_passkeys()])  # noqa: C419
 
 
 def _read_passkeys() -> tuple[bytes, ...]:

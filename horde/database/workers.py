@@ -202,7 +202,8 @@ def announce_owner_change(session: Session, user_id: int) -> None:
 
 
 def take_workers_offline(session: Session, condition: ColumnElement[bool], now: datetime) -> None:
-    """End the time online of the text workers that fit, at once; their next check-in begins another.
+    """End the time online of the text workers that fit, at once; their next check-in begins
+    another.
 
     A check-in that read a worker before this commits writes nothing, since it needs the time of the
     last one that it read.

@@ -194,7 +194,8 @@ _WAIT_ROWS: Final[Mapping[WaitFailure, tuple[int, str, str | None, str]]] = Mapp
             "no_worker_available",
             "horde.availability_mode",
             (
-                "No eligible worker is online, and horde.availability_mode is fail_fast. Choose another"
+                "No eligible worker is online, and horde.availability_mode is fail_fast. Choose"
+                " another"
                 f" model, or send wait to queue for one. {CANCELLED_SENTENCE}"
             ),
         ),
@@ -204,7 +205,8 @@ _WAIT_ROWS: Final[Mapping[WaitFailure, tuple[int, str, str | None, str]]] = Mapp
             "horde.availability_mode",
             (
                 "The expected wait is longer than the front waits, and horde.availability_mode is"
-                " fail_fast. Lower 'max_tokens', choose another model, or send wait to try all the same."
+                " fail_fast. Lower 'max_tokens', choose another model, or send wait to try all the"
+                " same."
                 f" {CANCELLED_SENTENCE}"
             ),
         ),
@@ -213,7 +215,8 @@ _WAIT_ROWS: Final[Mapping[WaitFailure, tuple[int, str, str | None, str]]] = Mapp
             "no_worker_available",
             None,
             (
-                "No online worker can take this request. Choose another model, leave out what limits the"
+                "No online worker can take this request. Choose another model, leave out what"
+                " limits the"
                 f" workers, or come back later. {CANCELLED_SENTENCE}"
             ),
         ),
@@ -222,7 +225,8 @@ _WAIT_ROWS: Final[Mapping[WaitFailure, tuple[int, str, str | None, str]]] = Mapp
             "wait_timeout",
             None,
             (
-                "No reply within the time the front waits. Lower 'max_tokens', choose another model, or"
+                "No reply within the time the front waits. Lower 'max_tokens', choose another"
+                " model, or"
                 f" come back later. {CANCELLED_SENTENCE}"
             ),
         ),
@@ -255,7 +259,8 @@ _WAIT_ROWS: Final[Mapping[WaitFailure, tuple[int, str, str | None, str]]] = Mapp
             "stream_diverged",
             None,
             (
-                "The final reply differs from the text that was streamed. It can be read natively under"
+                "The final reply differs from the text that was streamed. It can be read natively"
+                " under"
                 " metadata.request_id."
             ),
         ),
@@ -412,7 +417,8 @@ class Frame:
             call.phase = "gone"
         except ChatFrontError as raised:
             error = raised
-        except Exception as defect:  # noqa: BLE001  the handler of last resort: a defect must not be a page of the server
+        # The handler of last resort: a defect must not be a page of the server.
+        except Exception as defect:  # noqa: BLE001
             logger.error(
                 "horde.oai.defect", extra={"request_id": front_id, **build_failure_fields(defect)}
             )
@@ -502,7 +508,10 @@ class Methods:
             return
         handler = self._handlers.get(method)
         if handler is None:
-            message = f"Not allowed to {shorten_param(method)} on {shorten_param(scope['path'])}. Allowed: {self.allow}."
+            message = (
+                f"Not allowed to {shorten_param(method)} on {shorten_param(scope['path'])}."
+                f" Allowed: {self.allow}."
+            )
             raise RequestRefused(
                 "method_not_supported", message, status=405, headers={"Allow": self.allow}
             )
@@ -519,7 +528,7 @@ class NativeMethods(Methods):
 
 
 # --- routes
-# -----------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def create_front_app(config: FrontConfig, hub: SignalHub | None = None) -> Starlette:

@@ -314,8 +314,8 @@ class Calls:
 
     @contextlib.asynccontextmanager
     async def waiting(self, call: OpenCall) -> AsyncIterator[None]:
-        """Around the time from the submit to the answer: a front that is ending, or a defect, leaves
-        no request behind.
+        """Around the time from the submit to the answer: a front that is ending, or a defect,
+        leaves no request behind.
         """
         call.phase = "wait"
         if self._is_shutting_down:

@@ -86,7 +86,8 @@ def build_defect(request_id: str | None) -> ErrorAnswer:
     """
     metadata, headers = ({}, {}) if request_id is None else ({"request_id": request_id}, NO_RETRY)
     message = (
-        "The front failed to serve this request. Try again; if it goes on failing, tell its operator"
+        "The front failed to serve this request. Try again; if it goes on failing, tell its"
+        " operator"
         " the 'x-request-id'."
     )
     return ErrorAnswer(
@@ -383,7 +384,7 @@ LENGTH_LIMITS: Final = frozenset({"max_length", "max_context_length"})
 
 
 def build_gap_message(reason: Mapping[str, Any]) -> str:
-    """What no online worker serving the model offers, as one clause, and what to change about it."""
+    """What no online worker of the model offers, as one clause, and what to change about it."""
     missing, exceeded = (
         list_names(reason, "missing_declarations"),
         list_names(reason, "exceeded_limits"),
@@ -401,7 +402,9 @@ def build_gap_message(reason: Mapping[str, Any]) -> str:
 
 
 def describe_speed_limit(largest_max_length: int) -> str:
-    """Why nobody takes a request that asks for more tokens than any online worker is fast enough for."""
+    """Why nobody takes a request that asks for more tokens than any online worker is fast enough
+    for.
+    """
     if largest_max_length < MIN_CHAT_MAX_TOKENS:
         return (
             "No online worker is fast enough now, not even for the least 'max_tokens' of"

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""What a form of the front has to say for itself: how its bodies are read, its answers and streams written.
+"""What a form of the front has to say for itself: how its bodies are read, its answers and streams
+written.
 
 A form is one API that programs speak. The core waits, streams, keeps budgets, words failures and
 counts for all of them; what it asks of a form stands here. Source: docs/explanation/front-forms.md.
@@ -59,15 +60,19 @@ class ChatFormRequest(FormRequest, Protocol):
 
 
 class ChatAnswer(ABC):
-    """What one accepted request is answered with: an object, or the bytes of a stream in their order.
+    """What one accepted request is answered with: an object, or the bytes of a stream in their
+    order.
 
     It may hold what the stream has said so far.
     """
 
-    async def begin(self) -> None:  # noqa: B027  most have nothing to do
+    # Most forms have nothing to do in these two.
+    async def begin(self) -> None:  # noqa: B027
         """Called once the horde took the request, before anything is waited for."""
 
-    async def settle(self, reply: CompletedReply, remainder: Remainder | None) -> None:  # noqa: B027
+    async def settle(  # noqa: B027
+        self, reply: CompletedReply, remainder: Remainder | None
+    ) -> None:
         """Called with the reply before the last bytes are made. `remainder` is what a stream has
         not sent yet, None where there is no stream.
         """

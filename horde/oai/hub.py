@@ -301,7 +301,8 @@ class _Signals:
                     logger.info("horde.oai.signals_back")
                 was_lost = False
                 await self._listen(connection)
-            except Exception as error:  # noqa: BLE001  whatever it was: a listener that ends leaves every request deaf
+            # Whatever it was: a listener that ends leaves every request deaf.
+            except Exception as error:  # noqa: BLE001
                 if not was_lost:  # once, not every second
                     logger.warning(
                         "horde.oai.signals_lost", extra={"error_class": type(error).__name__}
@@ -459,7 +460,8 @@ class _StreamGroup:
                 while True:
                     await self._read(connection)
                     failures = 0
-            except Exception as error:  # noqa: BLE001  whatever it was: a reader that ends takes its streams with it
+            # Whatever it was: a reader that ends takes its streams with it.
+            except Exception as error:  # noqa: BLE001
                 failures += 1
                 if failures == 2:  # an idle connection may have been closed at any time
                     logger.warning(

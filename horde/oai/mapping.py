@@ -266,7 +266,7 @@ def build_quote_x_horde(quote: Mapping[str, Any]) -> JsonObject:
 
 
 # --- models
-# -----------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 _ALWAYS: Final = frozenset[str]()
 _SUPPORTED_PARAMETERS: Final[tuple[tuple[tuple[str, ...], frozenset[str]], ...]] = (
@@ -293,7 +293,9 @@ _SUPPORTED_PARAMETERS: Final[tuple[tuple[tuple[str, ...], frozenset[str]], ...]]
         frozenset({ChatFeature.JSON_SCHEMA, ChatGuarantee.STRUCTURED_OUTPUT_ENFORCED}),
     ),
 )
-"""Entries in their order, with the features of which any one is enough; an empty set is always there."""
+"""Entries in their order, with the features of which any one is enough; an empty set is always
+there.
+"""
 
 _INPUTS: Final[Mapping[bool, tuple[str, tuple[str, ...]]]] = MappingProxyType(
     {True: ("text+image->text", ("text", "image")), False: ("text->text", ("text",))}

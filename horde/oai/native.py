@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""The native API as the front calls it: submit, read, cancel, the list of models, and pops of workers.
+"""The native API as the front calls it: submit, read, cancel, the list of models, and pops of
+workers.
 
 Transport errors and everything the API never answers become `NativeUnavailable`, definite refusals
 `NativeRefused`. Source: docs/reference/chat_front.md, "Calls to the native API".
@@ -209,7 +210,10 @@ class NativeClient:
         return answer
 
     async def list_models(self, *, for_chat: bool = True) -> list[Mapping[str, Any]]:
-        """Entries of the chat models, or of all text models, online now. Raises NativeUnavailable."""
+        """Entries of the chat models, or of all text models, online now.
+
+        Raises NativeUnavailable.
+        """
         path = f"{MODELS_PATH}&chat=true" if for_chat else MODELS_PATH
         response = await self._call("GET", path, self._build_headers(None), READ_SECONDS)
         entries = _parse_json(response)

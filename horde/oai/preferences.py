@@ -9,7 +9,8 @@ _TOKEN: Final = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _QUOTED: Final = r'"(?:[^"\\]|\\.)*"'
 # One preference: its name, its value, and parameters, which nothing here has a use for.
 _PREFERENCE: Final = re.compile(
-    rf"[ \t,]*({_TOKEN})[ \t]*(?:=[ \t]*({_TOKEN}|{_QUOTED}))?[ \t]*((?:;[^,\"]*(?:{_QUOTED}[^,\"]*)*)?)(?:,|$)"
+    rf"[ \t,]*({_TOKEN})[ \t]*(?:=[ \t]*({_TOKEN}|{_QUOTED}))?"
+    rf"[ \t]*((?:;[^,\"]*(?:{_QUOTED}[^,\"]*)*)?)(?:,|$)"
 )
 _MAX_DIGITS: Final = 9  # a longer number is cut to the ceiling all the same
 

@@ -2,7 +2,8 @@
 """Readers of keys that several forms of the front share.
 
 A reader takes a key, its value and the whole body, and gives what is submitted, or `ABSENT`. It
-raises RequestRefused, or ChatRequestRefused of the shared validation. Source: docs/reference/chat_front.md, "Request".
+raises RequestRefused, or ChatRequestRefused of the shared validation. Source:
+docs/reference/chat_front.md, "Request".
 """
 
 from collections.abc import Callable, Mapping
@@ -228,7 +229,10 @@ def read_stop(key: str, value: Any, _body: JsonObject) -> object:
         )
         raise RequestRefused("invalid_value", message, key)
     if sum(map(len, stops)) > MAX_STOP_SEQUENCE_CHARACTERS:
-        message = f"Invalid value: the sequences of '{key}' may hold at most {MAX_STOP_SEQUENCE_CHARACTERS} characters together."
+        message = (
+            f"Invalid value: the sequences of '{key}' may hold at most"
+            f" {MAX_STOP_SEQUENCE_CHARACTERS} characters together."
+        )
         raise RequestRefused("invalid_value", message, key)
     return stops or ABSENT
 

@@ -102,7 +102,8 @@ class TextService:
         watches: "Sequence[_Watch]",
         caller: Caller,
     ) -> list[Submitted]:
-        """Queue a request for each prompt, in their order. Raises FrontFailure at the first refusal.
+        """Queue a request for each prompt, in their order. Raises FrontFailure at the first
+        refusal.
 
         The horde limits how many one address may send in a second; what comes from one call waits
         for its turn.
@@ -194,7 +195,9 @@ class _Watch:
         return TextReply(samples=tuple(self._seen), kudos=status.get("kudos") or 0)
 
     def tell(self, arrivals: Arrivals) -> None:
-        """Put each sample there, with the index of its choice; those that are there already at once."""
+        """Put each sample there, with the index of its choice; those that are there already at
+        once.
+        """
         self._arrivals = arrivals
         for position in range(len(self._seen)):
             self._tell(position)

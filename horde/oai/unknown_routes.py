@@ -24,7 +24,10 @@ _POINTERS: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
         (r"/v1/responses/(compact|input_tokens)", _NOT_OFFERED),
         (r"/v1/chat/completions/.+", "Completions are not stored."),
         (
-            r"/v1/(embeddings|images|audio|moderations|files|assistants|threads|batches|realtime|skills|messages|complete)(/.*)?",
+            (
+                r"/v1/(embeddings|images|audio|moderations|files|assistants|threads|batches"
+                r"|realtime|skills|messages|complete)(/.*)?"
+            ),
             _NOT_OFFERED,
         ),
     )

@@ -68,7 +68,8 @@ class WorkFeed:
                     client.pubsub() as subscription,
                 ):
                     await self._listen(subscription)
-            except Exception as error:  # noqa: BLE001  whatever it was: a feed that ends leaves every waiting worker deaf
+            # Whatever it was: a feed that ends leaves every waiting worker deaf.
+            except Exception as error:  # noqa: BLE001
                 if self._hears or is_first:  # once, not every second
                     extra = {"error_class": type(error).__name__}
                     logger.warning("horde.oai.work_feed_lost", extra=extra)

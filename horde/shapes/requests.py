@@ -92,7 +92,10 @@ class TextRequestBody(LenientBody):
 
 
 class ChatRequestBody(TypedDict, total=False):
-    """The keys of a chat request. `parse_chat_request` judges them, as each refusal has its code."""
+    """The keys of a chat request.
+
+    `parse_chat_request` judges them, as each refusal has its code.
+    """
 
     model: Annotated[str, Field(description="Exactly one of model and models.")]
     models: Annotated[list[str], Field(min_length=1, max_length=MAX_CHAT_MODEL_COUNT)]

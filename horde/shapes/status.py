@@ -68,7 +68,9 @@ class ActiveModel(TypedDict):
     eta: Annotated[
         int,
         Field(
-            description="Seconds until what is queued is done; 10000 when nobody has served it lately."
+            description=(
+                "Seconds until what is queued is done; 10000 when nobody has served it lately."
+            )
         ),
     ]
     type: Literal["image", "text"]

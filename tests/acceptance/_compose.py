@@ -57,7 +57,10 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
 
 
 def expand_all(value: Any, variables: Mapping[str, str]) -> Any:
-    """As `expand`, in every text of a parsed file: a value never becomes part of the file itself."""
+    """As `expand`, in every text of a parsed file.
+
+    A value never becomes part of the file itself.
+    """
     if isinstance(value, dict):
         return {key: expand_all(entry, variables) for key, entry in value.items()}
     if isinstance(value, list):

@@ -100,7 +100,9 @@ class StreamingHorde(Server):
         self.post_times: list[float] = []
         self.accepted: list[Post] = []
         self.answer_post: Callable[[Post], Answer | bool] = lambda _: True
-        """True for the usual answer; anything else is sent as it is, None after having taken the post."""
+        """True for the usual answer; anything else is sent as it is, None after having taken the
+        post.
+        """
         self.lock = threading.Lock()
 
     def hand_out(self, *, ttl: int = 150, **payload: Any) -> None:

@@ -13,7 +13,10 @@ from loguru import logger
 
 logger.remove()  # it prints requests
 
-from horde_sdk.ai_horde_api.ai_horde_clients import AIHordeAPIManualClient, AIHordeAPISimpleClient  # noqa: E402
+from horde_sdk.ai_horde_api.ai_horde_clients import (  # noqa: E402
+    AIHordeAPIManualClient,
+    AIHordeAPISimpleClient,
+)
 from horde_sdk.ai_horde_api.apimodels.base import JobSubmitResponse  # noqa: E402
 from horde_sdk.ai_horde_api.apimodels.generate.text.async_ import (  # noqa: E402
     ModelGenerationInputKobold,
@@ -23,7 +26,9 @@ from horde_sdk.ai_horde_api.apimodels.generate.text.pop import (  # noqa: E402
     TextGenerateJobPopRequest,
     TextGenerateJobPopResponse,
 )
-from horde_sdk.ai_horde_api.apimodels.generate.text.submit import TextGenerationJobSubmitRequest  # noqa: E402
+from horde_sdk.ai_horde_api.apimodels.generate.text.submit import (  # noqa: E402
+    TextGenerationJobSubmitRequest,
+)
 from horde_sdk.ai_horde_api.consts import GENERATION_STATE  # noqa: E402
 
 

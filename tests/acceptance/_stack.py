@@ -541,7 +541,8 @@ class Horde:
         return int(
             self.database.value(
                 "SELECT (SELECT count(*) FROM kudos_ledger WHERE NOT applied)"
-                " + (SELECT count(*) FROM kudos_stat_events WHERE NOT applied AND quarantine_reason IS NULL)"
+                " + (SELECT count(*) FROM kudos_stat_events WHERE NOT applied"
+                " AND quarantine_reason IS NULL)"
             )
         )
 
@@ -549,7 +550,8 @@ class Horde:
         """How often this account was paid for a reply."""
         return int(
             self.database.value(
-                "SELECT count(*) FROM kudos_ledger WHERE user_id = %s AND entry_type = 'GENERATION' AND amount > 0",
+                "SELECT count(*) FROM kudos_ledger WHERE user_id = %s"
+                " AND entry_type = 'GENERATION' AND amount > 0",
                 account.id,
             )
         )

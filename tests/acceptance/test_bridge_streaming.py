@@ -385,7 +385,10 @@ def test_a_stream_may_end_in_several_ways(horde: StreamingHorde, ending: bytes) 
 
 
 def test_a_backend_that_answers_whole_is_served(horde: StreamingHorde) -> None:
-    whole = b'{"choices":[{"message":{"content":"Blue."},"finish_reason":"length"}],"usage":{"completion_tokens":2}}'
+    whole = (
+        b'{"choices":[{"message":{"content":"Blue."},"finish_reason":"length"}],'
+        b'"usage":{"completion_tokens":2}}'
+    )
     with serving(horde, [whole], content_type="application/json; charset=utf-8"):
         horde.hand_out()
         reply = horde.wait_for_submit()

@@ -75,7 +75,7 @@ def serving(horde: Horde, owner: Account, steps: list[Step]) -> Iterator[Streami
 
 
 def read_stream(streams: redis.Redis, request_id: str) -> list[dict[str, Any]]:
-    return [entry for _, entry in streams.xrange(f"horde:chat:stream:{request_id}")]  # type: ignore[union-attr]
+    return [entry for _, entry in streams.xrange(f"horde:chat:stream:{request_id}")]
 
 
 def test_a_reader_gets_the_text_while_the_bridge_generates(

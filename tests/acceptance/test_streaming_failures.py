@@ -214,7 +214,7 @@ def assert_all_replied(horde: Horde, jobs: dict[str, dict[str, Any]]) -> None:
 
 
 def read_stream(streams: redis.Redis, request_id: str) -> list[dict[str, str]]:
-    return [entry for _, entry in streams.xrange(f"horde:chat:stream:{request_id}")]  # type: ignore[misc, union-attr]
+    return [entry for _, entry in streams.xrange(f"horde:chat:stream:{request_id}")]
 
 
 def list_leases(streams: redis.Redis) -> list[str]:

@@ -213,8 +213,8 @@ class AnsweringWorker:
 
 
 class SteppingWorker(AnsweringWorker):
-    """Does an agent's task step by step: a call for each result that came, then the last word, which
-    whoever offers no tools gets at once.
+    """Does an agent's task step by step: a call for each result that came, then the last word,
+    which whoever offers no tools gets at once.
     """
 
     def __init__(

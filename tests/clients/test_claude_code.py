@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Claude Code, as people install it, doing a task with its tools on a horde: front, API and a worker
-whose replies are scripted. It is given an address and a key, and reaches nothing else.
+"""Claude Code, as people install it, doing a task with its tools on a horde: front, API and a
+worker whose replies are scripted. It is given an address and a key, and reaches nothing else.
 """
 
 import itertools

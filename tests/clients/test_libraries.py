@@ -245,7 +245,7 @@ def test_openai_javascript_raises_its_errors_and_repeats_no_request_that_was_que
 
 
 # --- frameworks
-# --------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 FRAMEWORKS = ["langchain", "litellm", "pydantic_ai", "vercel_ai"]
 

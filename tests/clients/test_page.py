@@ -581,7 +581,8 @@ def test_images_are_added_by_file_paste_and_drop_and_seen_by_the_worker(
       const bytes = Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0));
       const transfer = new DataTransfer();
       transfer.items.add(new File([bytes], 'red.png', {type: 'image/png'}));
-      const event = kind === 'paste' ? new ClipboardEvent('paste', {clipboardData: transfer, bubbles: true, cancelable: true})
+      const event = kind === 'paste'
+        ? new ClipboardEvent('paste', {clipboardData: transfer, bubbles: true, cancelable: true})
         : new DragEvent('drop', {dataTransfer: transfer, bubbles: true, cancelable: true});
       document.querySelector('#message').dispatchEvent(event);
     }"""

@@ -19,9 +19,15 @@ TEXTS = [
         "# Title\n\nHello **bold** *it* ~~gone~~ `code`\nsecond line\n\n- a\n- b\n  - c\n\n"
         "1. one\n\n   more\n2. two\n\n> quote\nlazy\n\nSetext\n---\n\nend"
     ),
-    "| a | b |\n|---|:-:|\n| 1 | 2 |\n\n```python\ndef f():\n    return '`'\n```\nafter\n\n    indented\n",
+    (
+        "| a | b |\n|---|:-:|\n| 1 | 2 |\n\n```python\ndef f():\n    return '`'\n```\nafter\n\n"
+        "    indented\n"
+    ),
     "~~~\ncode\n```\nstill\n~~~\ntext <b>x</b>\n\n<div>\n\n- [x] done\n- [ ] open\n\n***\n",
-    "maths \\(a_1 * b_2*c\\), $x_1*y*z$, costs $5 and $6.\n\n\\[\na = b\n- c\n= d\n\\]\n\n$$\n\\frac{1}{2}\n$$\n",
+    (
+        "maths \\(a_1 * b_2*c\\), $x_1*y*z$, costs $5 and $6.\n\n\\[\na = b\n- c\n"
+        "= d\n\\]\n\n$$\n\\frac{1}{2}\n$$\n"
+    ),
     "[early] and later\n\n- item\n- [early]\n\n[early]: https://example.org/there\n\nend\n",
     "```\nnever closed\n# no title\n\n\n| no | table |",
     "1. a\n2. b\n\n\n3. c\r\n\r\nשלום\r\n",
@@ -64,7 +70,10 @@ def run(page: Page, script: str, argument: Any = None) -> Any:
 
 def render(page: Page, text: str) -> str:
     """The markup of a text's elements."""
-    script = "const box = document.createElement('div'); box.append(markdown.renderMarkdown(input)); return box.innerHTML;"
+    script = """
+      const box = document.createElement('div');
+      box.append(markdown.renderMarkdown(input));
+      return box.innerHTML;"""
     return str(run(page, script, text))
 
 
@@ -108,11 +117,17 @@ HOSTILE = [
     "<iframe srcdoc=\"<script>parent.document.title='broken in'</script>\"></iframe>",
     "<style>body { background: url(https://evil.example/style) }</style>",
     '<div style="background: url(https://evil.example/div)">x</div>',
-    "<math><mtext><table><mglyph><style><!--</style><img title='--&gt;<img src=1 onerror=document.title=1>'>",
+    (
+        "<math><mtext><table><mglyph><style><!--</style><img title='--&gt;<img src=1"
+        " onerror=document.title=1>'>"
+    ),
     "[click](javascript:document.title='broken%20in')",
     "[click](JaVaScRiPt:document.title=1) [click](&#106;avascript:document.title=1)",
     "[click](data:text/html,<script>parent.document.title=1</script>)",
-    "[click](vbscript:x) [click](file:///etc/passwd) [click](blob:x) [click](/v1/models) [click](#x)",
+    (
+        "[click](vbscript:x) [click](file:///etc/passwd) [click](blob:x) [click](/v1/models)"
+        " [click](#x)"
+    ),
     "[click](<javascript:document.title=1>)\n\n[ref]\n\n[ref]: javascript:document.title=1",
     "<javascript:document.title=1> <https://evil.example/auto>",
     "![picture](https://evil.example/picture.png) ![svg](data:image/svg+xml;base64,PHN2Zy8+)",
@@ -124,8 +139,14 @@ HOSTILE = [
     "| <img src=x onerror=document.title=1> |\n|---|\n| <script>document.title=1</script> |",
     '<a href="javascript:document.title=1" id="composer" name="turns">x</a>',
     "<form action=https://evil.example><input name=attributes></form>",
-    "<base href=https://evil.example><meta http-equiv=refresh content='0;url=https://evil.example'>",
-    "<link rel=stylesheet href=https://evil.example/x.css><video src=https://evil.example/v poster=https://evil.example/p>",
+    (
+        "<base href=https://evil.example><meta http-equiv=refresh"
+        " content='0;url=https://evil.example'>"
+    ),
+    (
+        "<link rel=stylesheet href=https://evil.example/x.css><video src=https://evil.example/v"
+        " poster=https://evil.example/p>"
+    ),
     "\\(<img src=x onerror=document.title=1>\\) $<script>document.title=1</script>$",
 ]
 
@@ -137,7 +158,8 @@ def test_no_markup_of_a_reply_runs_loads_or_becomes_an_element(visit: Visit) -> 
     )
     run(page, script, HOSTILE)
     stream = (
-        "for (const text of input) { const box = document.createElement('div'); document.body.append(box);"
+        "for (const text of input) { const box = document.createElement('div');"
+        " document.body.append(box);"
         " const streamed = new stream.StreamedMarkdown(box);"
         " for (let at = 0; at < text.length; at += 3) {"
         " streamed.append(text.slice(at, at + 3)); streamed.draw(); } streamed.finish(); }"
@@ -270,14 +292,19 @@ def test_a_reply_that_grows_ends_as_the_whole_is_shown(page: Page) -> None:
 def test_what_is_read_again_of_a_reply_grows_with_it_and_no_faster(page: Page) -> None:
     script = """
       const kinds = {
-        prose: 'Some **words** of a paragraph.\\nMore.\\n\\n', list: '- an item of a list\\n', words: 'word ',
+        prose: 'Some **words** of a paragraph.\\nMore.\\n\\n', list: '- an item of a list\\n',
+        words: 'word ',
         code: 'let line = 1;\\n',
       };
       const shares = {};
-      for (const [name, piece] of Object.entries(kinds)) shares[name] = [8_000, 20_000].map((length) => {
+      for (const [name, piece] of Object.entries(kinds))
+        shares[name] = [8_000, 20_000].map((length) => {
         const text = (name === 'code' ? '```js\\n' : '') + piece.repeat(length / piece.length);
         const streamed = new stream.StreamedMarkdown(document.createElement('div'));
-        for (let at = 0; at < text.length; at += 50) { streamed.append(text.slice(at, at + 50)); streamed.draw(); }
+        for (let at = 0; at < text.length; at += 50) {
+          streamed.append(text.slice(at, at + 50));
+          streamed.draw();
+        }
         streamed.finish();
         return streamed.readCount / text.length;
       });
@@ -313,17 +340,21 @@ def keep(page: Page, script: str, argument: Any = None) -> Any:
       const store = new conversations.ConversationStore();
       const make = (id, text, updated = 1) => ({id, title: '', updated,
         exchanges: [{asked: {text, images: []},
-          replies: [{text: 'Re: ' + text, reasoning: '', model: 'm', facts: '', end: 'done', toolCalls: []}]}]});
+          replies: [{text: 'Re: ' + text, reasoning: '', model: 'm', facts: '', end: 'done',
+            toolCalls: []}]}]});
     """
     return run(page, begin + script, argument)
 
 
 def test_conversations_are_listed_by_age_found_by_words_and_deleted(page: Page) -> None:
     script = """
-      store.put(make('a', 'Trees and birds', 1)); store.put(make('b', 'BIRDS of prey', 3)); store.put(make('c', 'Fish', 2));
+      store.put(make('a', 'Trees and birds', 1));
+      store.put(make('b', 'BIRDS of prey', 3));
+      store.put(make('c', 'Fish', 2));
       localStorage.setItem('of another page', 'x');
       const found = (words) => store.search(words).map(({id}) => id).join('');
-      const seen = [found(''), found('birds'), found('re: fish'), found('birds trees'), found('none')];
+      const seen = [found(''), found('birds'), found('re: fish'), found('birds trees'),
+          found('none')];
       store.remove('b');
       const left = found('');
       store.clear();
@@ -334,11 +365,13 @@ def test_conversations_are_listed_by_age_found_by_words_and_deleted(page: Page) 
 def test_broken_and_foreign_entries_harm_no_conversation(page: Page) -> None:
     script = """
       store.put(make('good', 'Good'));
-      for (const [index, text] of input.entries()) localStorage.setItem('horde-chat:conversation:' + index, text);
+      for (const [index, text] of input.entries())
+        localStorage.setItem('horde-chat:conversation:' + index, text);
       const listed = store.list().map(({id}) => id);
       const broken = store.get('0');
       store.clear();
-      return [listed.filter((id) => id === 'good').length, broken, listed.length, localStorage.length];"""
+      return [listed.filter((id) => id === 'good').length, broken, listed.length,
+          localStorage.length];"""
     entries = [
         "",
         "{",
@@ -402,7 +435,8 @@ def test_the_oldest_conversations_make_room(page: Page) -> None:
       const stored = Object.keys(localStorage).length;
       const tooLarge = make('huge', 'Huge', 9999);
       tooLarge.exchanges = Array.from({length: 12}, () => make('x', text).exchanges[0]);
-      return [stored, store.put(tooLarge), store.get('huge').id, Object.keys(localStorage).length];"""
+      return [stored, store.put(tooLarge), store.get('huge').id,
+          Object.keys(localStorage).length];"""
     stored, is_kept, found, still_stored = keep(page, large)
     assert 1 < stored < 8
     assert (is_kept, found, still_stored) == (False, "huge", stored)
@@ -410,7 +444,8 @@ def test_the_oldest_conversations_make_room(page: Page) -> None:
 
 def test_a_browser_that_keeps_nothing_keeps_conversations_for_the_page(page: Page) -> None:
     script = """
-      const refusing = {getItem: () => null, removeItem() {}, setItem() { throw new Error('full'); }};
+      const refusing = {getItem: () => null, removeItem() {},
+        setItem() { throw new Error('full'); }};
       return [null, refusing].map((storage) => {
         const loose = new conversations.ConversationStore(storage);
         return [loose.put(make('a', 'Kept')), loose.list().length, loose.get('a').id];
@@ -440,7 +475,8 @@ def test_only_what_was_answered_is_sent_with_what_is_asked(page: Page) -> None:
       const ask = (text, ...replies) => ({asked: {text, images: []}, replies});
       const call = {id: 'c1', name: 'f', arguments: '{}', result: '21'};
       return request.buildMessages('System.', [
-        ask('one', reply('1', 'done')), ask('failed', reply('half', 'failed')), ask('empty', reply('', 'done')),
+        ask('one', reply('1', 'done')), ask('failed', reply('half', 'failed')),
+        ask('empty', reply('', 'done')),
         ask('cut', reply('a bit', 'stopped')), ask('tool', reply('', 'done', [call])), ], true);"""
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     assert run(page, script) == [
@@ -457,7 +493,8 @@ def test_only_what_was_answered_is_sent_with_what_is_asked(page: Page) -> None:
 
 def test_a_model_without_eyes_is_told_of_an_image_in_words(page: Page) -> None:
     script = """
-      const asked = [{asked: {text: 'What is it?', images: ['data:image/png;base64,AA']}, replies: []}];
+      const asked = [
+        {asked: {text: 'What is it?', images: ['data:image/png;base64,AA']}, replies: []}];
       return [request.buildMessages('', asked, true), request.buildMessages('', asked, false)];"""
     seen, told = run(page, script)
     assert seen[0]["content"][1]["image_url"]["url"] == "data:image/png;base64,AA"
@@ -473,7 +510,8 @@ def test_an_image_is_made_small_and_a_broken_one_refused(page: Page) -> None:
       const image = new Image(); image.src = url; await image.decode();
       const broken = await images.readImage(new Blob(['no image'])).catch(() => 'refused');
       return [url.slice(0, 23), image.width, image.height, broken, conversations.isImage(url),
-        conversations.isImage('data:image/svg+xml;base64,AA'), conversations.isImage('https://evil.example/x.png')];"""
+        conversations.isImage('data:image/svg+xml;base64,AA'),
+        conversations.isImage('https://evil.example/x.png')];"""
     assert run(page, script) == [
         "data:image/jpeg;base64,",
         1280,
@@ -487,17 +525,20 @@ def test_an_image_is_made_small_and_a_broken_one_refused(page: Page) -> None:
 
 def test_events_are_read_whatever_pieces_they_come_in(page: Page) -> None:
     script = """
-      const text = ': keep-alive\\n\\n: waiting {"queue_position": 3, "wait_time": 7, "kudos": 1.5}\\n\\n'
+      const text = ': keep-alive\\n\\n'
+        + ': waiting {"queue_position": 3, "wait_time": 7, "kudos": 1.5}\\n\\n'
         + 'data: {"a": "é"}\\n\\n: waiting {broken\\n\\ndata: [DONE]\\n\\n';
       const bytes = new TextEncoder().encode(text);
       const seen = [];
       for (let size = 1; size < bytes.length; size += 3) {
         const body = new ReadableStream({start(controller) {
-          for (let at = 0; at < bytes.length; at += size) controller.enqueue(bytes.slice(at, at + size));
+          for (let at = 0; at < bytes.length; at += size)
+            controller.enqueue(bytes.slice(at, at + size));
           controller.close();
         }});
         const events = [];
-        for await (const {data, comment} of front.readEvents(body)) events.push(data || front.readWait(comment));
+        for await (const {data, comment} of front.readEvents(body))
+          events.push(data || front.readWait(comment));
         seen.push(JSON.stringify(events));
       }
       return [...new Set(seen)].map(JSON.parse);"""

@@ -140,7 +140,8 @@ def get_error(answer: httpx.Response) -> dict[str, Any]:
 class _QuietHandler(WSGIRequestHandler):
     protocol_version = "HTTP/1.1"
 
-    def log(self, type: str, message: str, *args: Any) -> None:  # noqa: A002  the name the library calls it by
+    # The name the library calls it by.
+    def log(self, type: str, message: str, *args: Any) -> None:  # noqa: A002
         """Nothing."""
 
 

@@ -30,7 +30,7 @@ def read_figures(name: str) -> dict[Attributes, float]:
                     for point in metric.data.data_points:
                         value = getattr(point, "value", None)
                         attributes = frozenset((point.attributes or {}).items())
-                        figures[attributes] = point.count if value is None else value  # type: ignore[union-attr]
+                        figures[attributes] = point.count if value is None else value
     return figures
 
 

@@ -63,7 +63,7 @@ class TcpGate:
         self._threads = []
 
     def _start(self, target: object, *arguments: object) -> None:
-        thread = threading.Thread(target=target, args=arguments, daemon=True)  # type: ignore[arg-type]
+        thread = threading.Thread(target=target, args=arguments, daemon=True)
         self._threads.append(thread)
         thread.start()
 

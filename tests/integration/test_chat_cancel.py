@@ -71,7 +71,7 @@ def redis(horde: ChatHorde, service_urls: ServiceAddresses) -> Iterator[Redis]:
 
 
 def read_stream(redis: Redis, request_id: str) -> list[dict[str, str]]:
-    return [fields for _, fields in redis.xrange(f"horde:chat:stream:{request_id}")]  # type: ignore[union-attr]
+    return [fields for _, fields in redis.xrange(f"horde:chat:stream:{request_id}")]
 
 
 def get_job(job_id: str) -> Any:

@@ -458,7 +458,7 @@ def test_fr_44_a_lost_answer_is_not_queued_and_paid_twice(stack: FrontStack) -> 
 
 
 # --- the process
-# ------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def run_process(environment: dict[str, str]) -> "subprocess.Popen[str]":
@@ -538,7 +538,7 @@ def test_the_command_refuses_what_it_cannot_read() -> None:
 
 
 # --- figures
-# ----------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def test_deliveries_and_errors_are_counted(stack: FrontStack) -> None:

@@ -254,7 +254,7 @@ def test_the_grace_ends_a_request_that_no_worker_can_take(stack: FrontStack) -> 
 
 
 # --- faults
-# -----------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def fault_three_times(stack: FrontStack, **changes: Any) -> Any:
@@ -436,7 +436,7 @@ def test_a_strict_request_without_a_worker_names_best_effort(stack: FrontStack) 
 
 
 # --- budgets
-# ----------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def test_the_deadline_cancels_and_answers_504(stack: FrontStack) -> None:
@@ -576,7 +576,8 @@ class ScriptedApi(BaseHTTPRequestHandler):
 
     do_POST = do_GET = do_DELETE = answer  # noqa: N815  the names the library calls them by
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  the name the library calls it by
+    # The name the library calls it by.
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
         """Nothing."""
 
 

@@ -211,7 +211,7 @@ def test_chat_fields_without_chat_jobs_are_not_read(horde: ChatHorde) -> None:
 
 
 # --- the job
-# --------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_job_carries_every_sampling_key(horde: ChatHorde) -> None:
@@ -482,7 +482,7 @@ def test_a_worker_in_maintenance_serves_its_owner_alone(horde: ChatHorde) -> Non
 
 
 # --- speed
-# ----------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_worker_too_slow_for_the_lease_gets_nothing(horde: ChatHorde) -> None:

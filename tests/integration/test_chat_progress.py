@@ -89,11 +89,11 @@ def post(
 
 
 def fields_of(redis: Redis, of: StreamLease) -> dict[str, str]:
-    return dict(redis.hgetall(chat_progress.build_lease_key(of.generation_id)))  # type: ignore[arg-type]
+    return dict(redis.hgetall(chat_progress.build_lease_key(of.generation_id)))
 
 
 def entries_of(redis: Redis, request_id: UUID) -> list[dict[str, str]]:
-    return [fields for _, fields in redis.xrange(chat_progress.build_stream_key(request_id))]  # type: ignore[union-attr]
+    return [fields for _, fields in redis.xrange(chat_progress.build_stream_key(request_id))]
 
 
 def life_of(redis: Redis, key: str) -> float:

@@ -183,7 +183,7 @@ def test_an_expired_request_is_not_found(horde: ChatHorde) -> None:
 
 
 # --- impossible
-# -----------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_gap_is_told_only_while_every_worker_has_one(horde: ChatHorde) -> None:
@@ -263,7 +263,7 @@ def test_a_declaration_that_shrinks_makes_a_length_gap(horde: ChatHorde) -> None
 
 
 # --- cancel
-# ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_queued_request_is_cancelled_once(horde: ChatHorde) -> None:

@@ -240,7 +240,7 @@ def test_a_model_is_checked_before_the_context_is_sized(horde: ChatHorde) -> Non
 
 
 # --- known models
-# ---------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_known_model_without_a_worker_is_refused_by_name(horde: ChatHorde) -> None:
@@ -550,7 +550,7 @@ def test_nothing_adjusted_is_null(served: ChatHorde) -> None:
 
 
 # --- kudos
-# ----------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def test_the_quote_is_the_price_of_the_202_and_of_the_dry_run(served: ChatHorde) -> None:
@@ -666,7 +666,7 @@ def test_nobody_eligible_is_queued_within_the_floor_with_a_warning(served: ChatH
 
 
 # --- shared keys
-# ----------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def make_shared_key(owner_id: int, **columns: Any) -> str:
@@ -770,7 +770,7 @@ def test_a_request_is_found_by_its_id_only_in_its_family(served: ChatHorde) -> N
 
 
 # --- moderation
-# -----------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_rewrite_is_mirrored_onto_every_message(served: ChatHorde) -> None:
@@ -853,7 +853,7 @@ def test_a_lowered_dry_run_is_counted_as_one(served: ChatHorde) -> None:
 
 
 # --- rate limits
-# ----------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -49,7 +49,8 @@ BEGIN
     RETURN NULL;
 END $$;
 DO $$ DECLARE name text; BEGIN
-    FOR name IN SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename <> 'victims'
+    FOR name IN SELECT tablename FROM pg_tables WHERE schemaname = 'public'
+        AND tablename <> 'victims'
     LOOP
         EXECUTE format('CREATE TRIGGER victim BEFORE INSERT OR UPDATE OR DELETE ON %I'
             ' FOR EACH STATEMENT EXECUTE FUNCTION be_the_victim()', name);

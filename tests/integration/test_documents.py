@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Documents and news: the operator's own, defaults for what is missing, and files that cannot be used."""
+"""Documents and news: the operator's own, defaults for what is missing, and files that cannot be
+used.
+"""
 
 import json
 from collections.abc import Iterator

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""How workers are judged: by what they were measured on, by whose fault it is, and once they left."""
+"""How workers are judged: by what they were measured on, and by whose fault it is."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

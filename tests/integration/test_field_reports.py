@@ -100,7 +100,7 @@ def let_pass(job_id: str, seconds: float) -> None:
         started = client.hget(key, "started")
         if started is not None:
             client.hset(key, "started", str(float(started) - seconds))  # type: ignore[arg-type]
-            client.pexpire(key, max(1, client.pttl(key) - round(seconds * 1000)))  # type: ignore[operator]
+            client.pexpire(key, max(1, client.pttl(key) - round(seconds * 1000)))
 
     redis_ctrl.call(redis_ctrl.chat_signal_db, age)
 

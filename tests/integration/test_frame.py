@@ -420,7 +420,7 @@ def test_a_restart_of_postgres_is_503_and_then_over(
     with caplog.at_level(logging.DEBUG, "horde"):
         own.postgres.stop()
         answers = [client.get("/api/row") for _ in range(3)]
-        assert client.get("/api/v2/status/heartbeat").json["message"] == "DOWN"  # type: ignore[index]
+        assert client.get("/api/v2/status/heartbeat").json["message"] == "DOWN"
         start_again(own.postgres, own.postgres_service.is_ready)
     assert [answer.status_code for answer in answers] == [503] * 3
     assert answers[0].json == {"message": "The database cannot be reached. Try again later."}

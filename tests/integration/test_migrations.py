@@ -89,7 +89,8 @@ def describe_table(engine: Engine, table: str) -> dict[str, set[tuple[str, ...]]
     queries = {
         "columns": """
             SELECT attname, format_type(atttypid, atttypmod), attnotnull::text
-            FROM pg_attribute WHERE attrelid = to_regclass(:table) AND attnum > 0 AND NOT attisdropped
+            FROM pg_attribute WHERE attrelid = to_regclass(:table) AND attnum > 0
+                AND NOT attisdropped
         """,
         "indexes": """
             SELECT indexrelid::regclass::text, pg_get_indexdef(indexrelid), indisvalid::text
@@ -101,7 +102,8 @@ def describe_table(engine: Engine, table: str) -> dict[str, set[tuple[str, ...]]
         """,
         "enumerations": """
             SELECT typname, enumlabel, enumsortorder::text
-            FROM pg_attribute JOIN pg_enum ON enumtypid = atttypid JOIN pg_type ON pg_type.oid = atttypid
+            FROM pg_attribute JOIN pg_enum ON enumtypid = atttypid JOIN pg_type
+                ON pg_type.oid = atttypid
             WHERE attrelid = to_regclass(:table)
         """,
     }
@@ -121,7 +123,8 @@ def test_every_required_column_of_a_live_table_fills_itself(migrated: Engine) ->
     with migrated.connect() as connection:
         unfilled = connection.scalars(
             text(
-                "SELECT table_name || '.' || column_name FROM information_schema.columns WHERE table_schema = 'public'"
+                "SELECT table_name || '.' || column_name FROM information_schema.columns WHERE"
+                " table_schema = 'public'"
                 " AND table_name IN ('waiting_prompts', 'workers', 'processing_gens')"
                 " AND is_nullable = 'NO' AND column_default IS NULL"
             )
@@ -252,7 +255,8 @@ def test_balances_open_with_what_no_applied_posting_explains(engine: Engine) -> 
         )
         connection.execute(
             text(
-                "INSERT INTO kudos_ledger (event_id, entry_type, user_id, account, amount, applied) VALUES"
+                "INSERT INTO kudos_ledger (event_id, entry_type, user_id, account, amount,"
+                " applied) VALUES"
                 " (gen_random_uuid(), 'GENERATION', :id, 'balance', -10.25, true),"
                 " (gen_random_uuid(), 'GENERATION', :id, 'escrow', 3, true),"
                 " (gen_random_uuid(), 'TRANSFER', :id, 'balance', 40, false)"
@@ -291,7 +295,8 @@ def test_a_database_that_lacks_a_column_is_refused_by_name_and_left_alone(engine
     with engine.begin() as connection:
         connection.execute(
             text(
-                "ALTER TABLE users DROP COLUMN contact; ALTER TABLE workers ADD COLUMN shoe_size int NOT NULL"
+                "ALTER TABLE users DROP COLUMN contact; ALTER TABLE workers ADD COLUMN shoe_size"
+                " int NOT NULL"
             )
         )
     with pytest.raises(SchemaError) as refusal:
@@ -458,8 +463,10 @@ def make_horde_before_chat(engine: Engine) -> None:
         connection.exec_driver_sql(base.transaction)
         drop_defaults = connection.scalars(
             text(
-                "SELECT format('ALTER TABLE %I ALTER %I DROP DEFAULT', table_name, column_name) FROM information_schema.columns"
-                " WHERE table_schema = 'public' AND table_name IN ('users', 'workers', 'waiting_prompts', 'processing_gens')"
+                "SELECT format('ALTER TABLE %I ALTER %I DROP DEFAULT', table_name, column_name)"
+                " FROM information_schema.columns"
+                " WHERE table_schema = 'public' AND table_name IN ('users', 'workers',"
+                " 'waiting_prompts', 'processing_gens')"
                 " AND column_default IS NOT NULL AND column_default NOT LIKE 'nextval%'"
             )
         ).all()
@@ -478,7 +485,8 @@ def create_unmodelled_tables(engine: Engine) -> None:
         ).all()
         for name in set(names) - set(MODELLED_TABLES):
             connection.exec_driver_sql(
-                f"CREATE TABLE public.{name} (LIKE source.{name} INCLUDING DEFAULTS INCLUDING INDEXES)"
+                f"CREATE TABLE public.{name} (LIKE source.{name} INCLUDING DEFAULTS INCLUDING"
+                " INDEXES)"
             )
 
 
@@ -489,12 +497,16 @@ def insert_live_rows(connection: Connection) -> LiveRows:
         text(
             """
             INSERT INTO workers (
-                id, worker_type, user_id, name, ipaddr, created, last_check_in, last_aborted_job, kudos, contributions, uptime,
-                last_reward_uptime, fulfilments, aborted_jobs, uncompleted_jobs, threads, bridge_agent, max_power,
-                extra_slow_worker, paused, maintenance, maintenance_msg, allow_unsafe_ipaddr, speed, nsfw, max_length,
+                id, worker_type, user_id, name, ipaddr, created, last_check_in, last_aborted_job,
+                    kudos, contributions, uptime,
+                last_reward_uptime, fulfilments, aborted_jobs, uncompleted_jobs, threads,
+                bridge_agent, max_power,
+                extra_slow_worker, paused, maintenance, maintenance_msg, allow_unsafe_ipaddr,
+                speed, nsfw, max_length,
                 max_context_length
             ) VALUES (
-                gen_random_uuid(), 'text_worker', :user, :name, '127.0.0.1', now(), now(), now(), 0, 0, 0,
+                gen_random_uuid(), 'text_worker', :user, :name, '127.0.0.1', now(), now(), now(),
+                    0, 0, 0,
                 0, 0, 0, 0, 1, 'old:1:url', 20, false, false, false, '', true, 1.0, false, 512, 4096
             ) RETURNING id
             """
@@ -506,9 +518,11 @@ def insert_live_rows(connection: Connection) -> LiveRows:
         text(
             """
             INSERT INTO processing_gens (
-                id, procgen_type, model, seed, start_time, created, cancelled, faulted, fake, censored, job_ttl, wp_id, worker_id
+                id, procgen_type, model, seed, start_time, created, cancelled, faulted, fake,
+                    censored, job_ttl, wp_id, worker_id
             ) VALUES (
-                gen_random_uuid(), 'text', 'some model', 1, now(), now(), false, false, false, false, 150, :request, :worker
+                gen_random_uuid(), 'text', 'some model', 1, now(), now(), false, false, false,
+                    false, 150, :request, :worker
             ) RETURNING id
             """
         ),
@@ -525,9 +539,11 @@ def insert_user(connection: Connection, name: str, *, kudos: int) -> int:
         text(
             """
             INSERT INTO users (
-                username, oauth_id, api_key, client_id, created, last_active, kudos, monthly_kudos, evaluating_kudos,
+                username, oauth_id, api_key, client_id, created, last_active, kudos, monthly_kudos,
+                    evaluating_kudos,
                 usage_multiplier, worker_invited, public_workers, concurrency
-            ) VALUES (:name, :name, :name, :name, now(), now(), :kudos, 0, 0, 1.0, 0, false, 30) RETURNING id
+            ) VALUES (:name, :name, :name, :name, now(), now(), :kudos, 0, 0, 1.0, 0, false,
+                30) RETURNING id
             """
         ),
         {"name": name, "kudos": kudos},
@@ -542,11 +558,15 @@ def insert_request(connection: Connection, user: int) -> UUID:
         text(
             """
             INSERT INTO waiting_prompts (
-                id, wp_type, prompt, user_id, params, gen_payload, nsfw, ipaddr, safe_ip, trusted_workers, validated_backends,
-                slow_workers, extra_slow_workers, worker_blacklist, faulted, active, consumed_kudos, kudos, n, jobs, things,
-                total_usage, extra_priority, client_agent, disable_batching, expiry, created, max_length, max_context_length
+                id, wp_type, prompt, user_id, params, gen_payload, nsfw, ipaddr, safe_ip,
+                    trusted_workers, validated_backends,
+                slow_workers, extra_slow_workers, worker_blacklist, faulted, active,
+                consumed_kudos, kudos, n, jobs, things,
+                total_usage, extra_priority, client_agent, disable_batching, expiry, created,
+                max_length, max_context_length
             ) VALUES (
-                gen_random_uuid(), 'text', 'Once upon a time', :user, '{"n": 2}', '{}', false, '127.0.0.1', true, false, false,
+                gen_random_uuid(), 'text', 'Once upon a time', :user, '{"n": 2}', '{}', false,
+                    '127.0.0.1', true, false, false,
                 true, false, false, false, true, 0, 0, 2, 3, 80, 240, 50, 'old:1:url', false,
                 now() + interval '20 minutes', now(), 80, 1024
             ) RETURNING id
@@ -593,7 +613,10 @@ def is_index_valid(engine: Engine, name: str) -> bool | None:
 
 def has_column(connection: Connection, table: str, column: str) -> bool:
     """Whether a table has a column."""
-    sql = "SELECT EXISTS (SELECT FROM information_schema.columns WHERE table_name = :table AND column_name = :column)"
+    sql = (
+        "SELECT EXISTS (SELECT FROM information_schema.columns"
+        " WHERE table_name = :table AND column_name = :column)"
+    )
     return connection.scalar(text(sql), {"table": table, "column": column}) is True
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""The `horde` commands of operators on real databases: of this version, of an older one, and none."""
+"""The `horde` commands of operators on real databases: of this version, an older one, and none."""
 
 import json
 import logging

@@ -78,7 +78,7 @@ def app(gate: TcpGate) -> Iterator[Flask]:
         secret_key="salt",
     )
     before = db.state.get()
-    yield create_app(config, resource_modules=(SimpleNamespace(register=register_routes),))  # type: ignore[arg-type]
+    yield create_app(config, resource_modules=(SimpleNamespace(register=register_routes),))
     redis_ctrl.disconnect()
     db.disconnect()
     db.state.set(before)

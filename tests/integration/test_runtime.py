@@ -93,13 +93,13 @@ def test_they_answer_at_the_same_time(served: tuple[Served, Served]) -> None:
 def test_a_mode_of_one_is_none_of_the_other(served: tuple[Served, Served]) -> None:
     one, two = served
     for each in served:  # both remember the modes
-        assert each.client.get("/api/v2/status/modes").json["maintenance_mode"] is False  # type: ignore[index]
+        assert each.client.get("/api/v2/status/modes").json["maintenance_mode"] is False
     answer = one.client.put(
         "/api/v2/status/modes", json={"maintenance_mode": True}, headers={"apikey": one.key}
     )
     assert answer.status_code == 200, answer.json
-    assert one.client.get("/api/v2/status/modes").json["maintenance_mode"] is True  # type: ignore[index]
-    assert two.client.get("/api/v2/status/modes").json["maintenance_mode"] is False  # type: ignore[index]
+    assert one.client.get("/api/v2/status/modes").json["maintenance_mode"] is True
+    assert two.client.get("/api/v2/status/modes").json["maintenance_mode"] is False
 
 
 def test_the_limits_of_one_are_none_of_the_other(served: tuple[Served, Served]) -> None:

@@ -77,7 +77,7 @@ def get_job(job_id: str) -> TextProcessingGeneration:
 
 
 def read_stream(redis: Redis, request_id: str) -> list[dict[str, str]]:
-    return [fields for _, fields in redis.xrange(f"horde:chat:stream:{request_id}")]  # type: ignore[union-attr]
+    return [fields for _, fields in redis.xrange(f"horde:chat:stream:{request_id}")]
 
 
 def age_job(redis: Redis, job_id: str, seconds: float) -> None:
@@ -126,7 +126,7 @@ def test_a_post_at_the_last_moment_renews_or_the_job_is_aborted_once(
             threads.abort_stale_jobs,
             threads.abort_stale_jobs,
         )
-        job, lease = get_job(job_id), dict(redis.hgetall(f"horde:chat:lease:{job_id}"))  # type: ignore[arg-type]
+        job, lease = get_job(job_id), dict(redis.hgetall(f"horde:chat:lease:{job_id}"))
         assert aborted + other == int(job.faulted)
         has_ended = [entry for entry in read_stream(redis, request_id) if "ended" in entry]
         if job.faulted:

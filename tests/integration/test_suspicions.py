@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Points of suspicion, the pause that follows, notices to moderators, raids, and refused prompts."""
+"""Points of suspicion, the pause that follows, notices to moderators, raids, refused prompts."""
 
 import json
 import threading

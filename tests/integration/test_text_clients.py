@@ -257,14 +257,19 @@ def test_the_sdk_reads_refusals(horde: TextHorde, sdk_key: str) -> None:
 
 def test_hclient_sends_its_defaults_and_reads_integers(horde: TextHorde, key: str) -> None:
     params = {
-        "n": 1, "frmtadsnsp": False, "frmtrmblln": False, "frmtrmspch": False, "frmttriminc": False, "max_context_length": 1024,
-        "max_length": 80, "rep_pen": 3, "rep_pen_range": 4096, "rep_pen_slope": 10, "singleline": False, "temperature": 5,
-        "tfs": 1, "top_a": 1, "top_k": 100, "top_p": 1, "typical": 1, "sampler_order": [0, 1, 2, 3, 4, 5, 6],
-        "use_default_badwordsids": True, "stop_sequence": [], "min_p": 0, "smoothing_factor": 0, "dynatemp_range": 0,
+        "n": 1, "frmtadsnsp": False, "frmtrmblln": False, "frmtrmspch": False, "frmttriminc": False,
+        "max_context_length": 1024,
+        "max_length": 80, "rep_pen": 3, "rep_pen_range": 4096, "rep_pen_slope": 10,
+        "singleline": False, "temperature": 5,
+        "tfs": 1, "top_a": 1, "top_k": 100, "top_p": 1, "typical": 1,
+        "sampler_order": [0, 1, 2, 3, 4, 5, 6],
+        "use_default_badwordsids": True, "stop_sequence": [], "min_p": 0, "smoothing_factor": 0,
+        "dynatemp_range": 0,
         "dynatemp_exponent": 1,
     }  # fmt: skip
     body = {
-        "prompt": "Once", "params": params, "softprompt": None, "trusted_workers": False, "slow_workers": True, "workers": [],
+        "prompt": "Once", "params": params, "softprompt": None, "trusted_workers": False,
+        "slow_workers": True, "workers": [],
         "worker_blacklist": False, "models": [], "dry_run": False,
     }  # fmt: skip
     answer = horde.post("async", body, None, Apikey="0000000000")

@@ -185,8 +185,10 @@ def test_a_pop_extends_the_requests_life(horde: TextHorde, key: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [
-    ("name", None), ("name", ""), ("name", 5), ("models", "x"), ("models", [1]), ("threads", 0), ("threads", 51),
-    ("threads", "2"), ("amount", 0), ("amount", 21), ("nsfw", "yes"), ("priority_usernames", "x"), ("max_length", 0),
+    ("name", None), ("name", ""), ("name", 5), ("models", "x"), ("models", [1]), ("threads", 0),
+    ("threads", 51),
+    ("threads", "2"), ("amount", 0), ("amount", 21), ("nsfw", "yes"), ("priority_usernames", "x"),
+    ("max_length", 0),
     ("max_length", 2**31),
     ("max_context_length", 1.5), ("bridge_agent", 1),
 ])  # fmt: skip
@@ -556,8 +558,10 @@ def test_ten_minutes_of_uptime_are_rewarded_once(horde: TextHorde, is_trusted: b
     ({"params": {"max_context_length": 5000}}, {}, {"max_context_length": 1}),
     ({"trusted_workers": True}, {}, {"untrusted": 1}),
     ({"validated_backends": True}, {"bridge_agent": "unknown:1:x"}, {"bridge_version": 1}),
-    ({"validated_backends": True}, {"bridge_agent": "KoboldCppEmbedWorker:2"}, {"bridge_version": 1}),
-    ({"validated_backends": True}, {"bridge_agent": "KoboldCppEmbedWorker:x:y"}, {"bridge_version": 1}),
+    ({"validated_backends": True}, {"bridge_agent": "KoboldCppEmbedWorker:2"},
+        {"bridge_version": 1}),
+    ({"validated_backends": True}, {"bridge_agent": "KoboldCppEmbedWorker:x:y"},
+        {"bridge_version": 1}),
 ])  # fmt: skip
 def test_a_request_the_worker_cannot_serve_is_skipped_and_said(
     horde: TextHorde, asked: dict[str, Any], worker: dict[str, Any], skipped: dict[str, int]
@@ -666,7 +670,8 @@ def test_worker_lists_allow_and_deny(horde: TextHorde, key: str) -> None:
 
 @pytest.mark.parametrize(("models", "speed", "is_served"), [
     ([KNOWN], 3.0, True), ([KNOWN], 2.9, False), ([SMALL, KNOWN], 4.9, False), ([SMALL], 5.0, True),
-    (["meta-llama/Llama-2-13b-chat-hf"], 4.0, True), (["meta-llama/Llama-2-13b-chat-hf"], 3.9, False), (["unknown"], 4.9, False),
+    (["meta-llama/Llama-2-13b-chat-hf"], 4.0, True),
+    (["meta-llama/Llama-2-13b-chat-hf"], 3.9, False), (["unknown"], 4.9, False),
     ([KNOWN], 1.0, False),
 ])  # fmt: skip
 def test_slow_workers_are_those_below_the_speed_of_their_first_model(

@@ -81,7 +81,7 @@ def read_lease(redis: Redis, job_id: str) -> dict[str, str]:
 
 
 def read_stream(redis: Redis, request_id: str) -> list[dict[str, str]]:
-    return [fields for _, fields in redis.xrange(f"horde:chat:stream:{request_id}")]  # type: ignore[union-attr]
+    return [fields for _, fields in redis.xrange(f"horde:chat:stream:{request_id}")]
 
 
 def get_job(job_id: str) -> Any:
@@ -101,7 +101,7 @@ def age_job(redis: Redis, job_id: str, seconds: float) -> None:
     key = f"horde:chat:lease:{job_id}"
     if redis.exists(key):
         redis.hset(key, "started", str(float(read_lease(redis, job_id)["started"]) - seconds))
-        redis.pexpire(key, max(1, redis.pttl(key) - round(seconds * 1000)))  # type: ignore[operator]
+        redis.pexpire(key, max(1, redis.pttl(key) - round(seconds * 1000)))
 
 
 # The hint and the lease

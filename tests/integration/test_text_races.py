@@ -160,7 +160,7 @@ def holding(*request_ids: str) -> Iterator[Connection]:
 
 
 def wait_for_waiter() -> None:
-    """Return once a statement waits for a row; it may hold none meanwhile, so nobody waits for it."""
+    """Return once a statement waits for a row; it holds none itself, so nobody waits for it."""
     waiter = "SELECT backend_xid FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
@@ -302,7 +302,7 @@ def test_a_cancel_and_a_pop_at_once_leave_one_story(horde: TextHorde, keys: list
     key, name = names(keys)[0]
     for _ in range(ROUNDS):
         request_id = horde.queue(params={"n": 2})
-        cancelled, popped = at_once(lambda: horde.cancel(request_id), lambda: horde.pop(key, name))  # noqa: B023
+        cancelled, popped = at_once(partial(horde.cancel, request_id), lambda: horde.pop(key, name))
         assert cancelled.status_code == 200
         status = horde.status(request_id)
         assert (status["waiting"], get_request(request_id).n) == (0, 0)
@@ -542,7 +542,7 @@ def test_the_queue_query_and_the_rule_agree(
             str(wanted.pop("lists"))
         ]
         user_id = owner if wanted.pop("of_owner") else other
-        facts = TextRequestFacts(user_id=user_id, worker_ids=frozenset(listed), **wanted)  # type: ignore[arg-type]
+        facts = TextRequestFacts(user_id=user_id, worker_ids=frozenset(listed), **wanted)
         wp_id = store(facts)
         if worker.can_generate_with_eligibility_inputs(facts, inputs) is None:
             expected.add(wp_id)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-"""Statistics of text: counted once each, by window and by model, without reading what was recorded."""
+"""Statistics of text: counted once each, by window and by model, without reading rows."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -186,12 +186,14 @@ def test_sums_that_no_window_reaches_are_dropped_and_all_time_stays(api: Api) ->
     with transaction() as session:
         session.execute(
             text(
-                "UPDATE text_stat_totals SET start = start - interval '50 days' WHERE span_seconds > 0"
+                "UPDATE text_stat_totals SET start = start - interval '50 days' WHERE span_seconds"
+                " > 0"
             )
         )
         session.execute(
             text(
-                "UPDATE text_stat_models SET start = start - interval '50 days' WHERE span_seconds > 0"
+                "UPDATE text_stat_models SET start = start - interval '50 days' WHERE span_seconds"
+                " > 0"
             )
         )
     compile_text_stats()

@@ -136,7 +136,8 @@ def test_a_reply_is_stored_and_paid(
 
 
 @pytest.mark.parametrize("case", [
-    {"trusted": False}, {"validated": False}, {"known": False}, {"known": False, "trusted": False}, {"prompt": "long " * 500},
+    {"trusted": False}, {"validated": False}, {"known": False}, {"known": False, "trusted": False},
+    {"prompt": "long " * 500},
 ])  # fmt: skip
 def test_the_reward_follows_the_owner_the_backend_the_model_and_the_prompt(
     horde: TextHorde, case: dict[str, Any]
@@ -221,7 +222,8 @@ def test_a_reply_writes_one_statistic_and_one_sample_of_each_kind(
 @pytest.mark.parametrize(("body", "state", "metadata"), [
     ({"state": "censored"}, "censored", []),
     ({"state": "csam"}, "csam", [{"type": "censorship", "value": "csam"}]),
-    ({"gen_metadata": [{"type": "censorship", "value": "csam"}]}, "csam", [{"type": "censorship", "value": "csam"}]),
+    ({"gen_metadata": [{"type": "censorship", "value": "csam"}]}, "csam",
+        [{"type": "censorship", "value": "csam"}]),
 ])  # fmt: skip
 def test_a_censored_reply_pays_the_worker_and_costs_the_burn_alone(
     horde: TextHorde,
@@ -362,7 +364,8 @@ def test_refusals_come_in_the_published_order(horde: TextHorde, key: str) -> Non
 
 
 @pytest.mark.parametrize(("name", "value"), [
-    ("id", 5), ("id", None), ("generation", None), ("generation", 5), ("state", "great"), ("state", 1), ("seed", "1"),
+    ("id", 5), ("id", None), ("generation", None), ("generation", 5), ("state", "great"),
+    ("state", 1), ("seed", "1"),
     ("seed", 2**63),
     ("seed", 1.5), ("gen_metadata", {}), ("gen_metadata", [1]), ("gen_metadata", [{"type": "a"}]),
     ("gen_metadata", [{"type": "a", "value": "b", "ref": "x" * 256}]),
@@ -372,8 +375,10 @@ def test_a_key_of_the_wrong_shape_is_named_and_the_job_stays_pending(
 ) -> None:
     horde.queue()
     job_id = horde.take_job(key)
-    answer = horde.submit(key, job_id, **{name: value}) if name not in {"id", "generation"} else horde.post(
-        "submit", {"id": job_id, "generation": "a", name: value}, key)  # fmt: skip
+    if name in {"id", "generation"}:
+        answer = horde.post("submit", {"id": job_id, "generation": "a", name: value}, key)
+    else:
+        answer = horde.submit(key, job_id, **{name: value})
     assert refused(answer) == (400, "BadRequest")
     assert [path.split(".")[0] for path in answer.json["errors"]] == [name]
     assert horde.submit(key, job_id).status_code == 200

@@ -301,11 +301,14 @@ def test_null_is_the_same_as_absent(horde: TextHorde, name: str) -> None:
 
 def test_every_param_clients_are_known_to_send_is_accepted(horde: TextHorde) -> None:
     params = {
-        "n": 1, "max_length": 16384, "max_context_length": 1048576, "temperature": 0, "top_p": 1, "top_k": 200, "top_a": 0,
+        "n": 1, "max_length": 16384, "max_context_length": 1048576, "temperature": 0, "top_p": 1,
+        "top_k": 200, "top_a": 0,
         "typical": 1, "tfs": 1, "rep_pen": 1.1, "rep_pen_range": 4096, "rep_pen_slope": 0.7,
         "sampler_order": [6, 0, 1, 3, 4, 2, 5],
-        "singleline": False, "frmtadsnsp": False, "frmtrmblln": True, "frmtrmspch": False, "frmttriminc": False,
-        "stop_sequence": ["\n"], "use_default_badwordsids": False, "min_p": 0, "dynatemp_range": 0, "dynatemp_exponent": 1,
+        "singleline": False, "frmtadsnsp": False, "frmtrmblln": True, "frmtrmspch": False,
+        "frmttriminc": False,
+        "stop_sequence": ["\n"], "use_default_badwordsids": False, "min_p": 0, "dynatemp_range": 0,
+        "dynatemp_exponent": 1,
         "smoothing_factor": 0, "unknown_sampler": [1, {}],
     }  # fmt: skip
     serve(max_context_length=1048576)

@@ -367,7 +367,10 @@ def test_flattened_prompt_joins_roles_parts_calls_and_tools_by_newlines() -> Non
         build_calls("call_é"),
         build_answer("call_é"),
     ]
-    call = '[{"id":"call_é","type":"function","function":{"name":"lookup_weather","arguments":"{\\"city\\":\\"Oslo\\"}"}}]'
+    call = (
+        '[{"id":"call_é","type":"function","function":'
+        '{"name":"lookup_weather","arguments":"{\\"city\\":\\"Oslo\\"}"}}]'
+    )
     tools = (
         '[{"type":"function","function":{"name":"lookup_weather","parameters":{"type":"object"}}}]'
     )

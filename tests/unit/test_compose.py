@@ -154,7 +154,7 @@ def test_one_image_is_built_and_all_log_files_are_bounded(services: dict[str, Se
 
 
 def test_no_secret_stands_in_an_address() -> None:
-    """A `/` in a password would end the address's host part: passwords are settings of their own."""
+    """A `/` in a password would end the address's host part."""
     text = COMPOSE.read_text()
     assert not re.search(r"://[^\s]*\$\{", text)
 

@@ -234,7 +234,7 @@ def test_nothing_that_came_with_an_image_is_stored() -> None:
 def test_the_quality_of_the_jpeg_is_90() -> None:
     output = io.BytesIO()
     Image.new("RGB", (8, 8)).save(output, "JPEG", quality=90)
-    assert encode(draw("RGB", "PNG", size=(8, 8))).quantization == Image.open(output).quantization  # type: ignore[attr-defined]
+    assert encode(draw("RGB", "PNG", size=(8, 8))).quantization == Image.open(output).quantization
 
 
 # --- what is no image, or too much of one
@@ -405,7 +405,7 @@ def test_when_too_many_wait_the_horde_says_so(monkeypatch: pytest.MonkeyPatch) -
 
 
 # --- data URLs
-# ------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def build_data_url(data: bytes, kind: str = "image/png") -> str:
@@ -483,7 +483,7 @@ def test_a_data_url_over_the_cap_is_refused_without_decoding() -> None:
 
 
 # --- hosts
-# ----------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 class Host(BaseHTTPRequestHandler):
@@ -532,7 +532,8 @@ class Host(BaseHTTPRequestHandler):
         except OSError:  # the client has read enough
             return
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the base class's own name)
+    # The base class's own name.
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         """Nothing."""
 
 
@@ -544,7 +545,7 @@ def running_host() -> Iterator[tuple[str, list[str]]]:
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
-        yield f"http://pictures.example:{server.server_port}", handler.seen  # type: ignore[attr-defined]
+        yield f"http://pictures.example:{server.server_port}", handler.seen
     finally:
         server.shutdown()
         thread.join()

@@ -52,7 +52,8 @@ class Recorder(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(b"12345")
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the base class's own name)
+    # The base class's own name.
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         """Nothing."""
 
 

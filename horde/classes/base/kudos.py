@@ -196,18 +196,23 @@ class Movements:
 # statement that changes something books it too. `build_posting_parameters` has their values.
 APPENDING: Final = """
     currencies AS (
-        INSERT INTO kudos_ledger (event_id, entry_type, user_id, account, amount, reservation_id, created, applied)
+        INSERT INTO kudos_ledger (event_id, entry_type, user_id, account, amount, reservation_id,
+            created, applied)
         SELECT CAST(:event_id AS uuid), posting.*, :now, false
         FROM {source}, unnest(
-            CAST(:entry_types AS varchar[]), CAST(:user_ids AS integer[]), CAST(:accounts AS varchar[]),
+            CAST(:entry_types AS varchar[]), CAST(:user_ids AS integer[]),
+            CAST(:accounts AS varchar[]),
             CAST(:amounts AS numeric[]), CAST(:reservation_ids AS varchar[])
         ) AS posting
     ), statistics AS (
-        INSERT INTO kudos_stat_events (event_id, entry_type, target, name, record, user_id, worker_id, amount, created, applied)
+        INSERT INTO kudos_stat_events (event_id, entry_type, target, name, record, user_id,
+            worker_id, amount, created, applied)
         SELECT CAST(:event_id AS uuid), posting.*, :now, false
         FROM {source}, unnest(
-            CAST(:stat_entry_types AS varchar[]), CAST(:stat_targets AS varchar[]), CAST(:stat_names AS varchar[]),
-            CAST(:stat_records AS varchar[]), CAST(:stat_user_ids AS integer[]), CAST(:stat_worker_ids AS uuid[]),
+            CAST(:stat_entry_types AS varchar[]), CAST(:stat_targets AS varchar[]),
+            CAST(:stat_names AS varchar[]),
+            CAST(:stat_records AS varchar[]), CAST(:stat_user_ids AS integer[]),
+            CAST(:stat_worker_ids AS uuid[]),
             CAST(:stat_amounts AS numeric[])
         ) AS posting
     )

@@ -86,7 +86,8 @@ def size_text_context(request: TextRequest, *, growth_bound: int | None) -> int:
         context = grow_context(requested, wanted, min(growth_bound, MAX_CONTEXT_LENGTH))
     if wanted > context:
         message = (
-            f"The prompt is estimated at {estimate} tokens and needs {wanted} tokens with its output, "
+            f"The prompt is estimated at {estimate} tokens and needs {wanted} tokens with its"
+            " output, "
             f"which do not fit the context of {context} tokens."
         )
         raise BadRequest(message, ReturnCode.PROMPT_EXCEEDS_CONTEXT)

@@ -84,7 +84,7 @@ class NamedModels:
 
 
 def build_unknown_model(name: str, rc: str | None = None) -> RequestRefused:
-    """404 of a name, in the words that clients look for; `rc` is the horde's code, if it refused."""
+    """404 of a name, in the words that clients look for; `rc` is that of the horde's refusal."""
     metadata = {} if rc is None else {"rc": rc}
     return RequestRefused(
         "model_not_found", f"model: {show(name)}", "model", status=404, metadata=metadata

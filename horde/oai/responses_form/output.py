@@ -157,7 +157,7 @@ class OutputWriter:
         self._close(index, item | {"status": "incomplete" if is_cut else "completed"})
 
     def _build_call(self, call: JsonObject, index: int) -> tuple[JsonObject, str, str]:
-        """The item without its status, the key of what was passed, and what its events are called."""
+        """The item without its status, the key of what was passed, and the name of its events."""
         function = call["function"]
         tool = self._tools.find(function["name"])
         name = function["name"] if tool is None else tool.name

@@ -119,7 +119,8 @@ def build_hosted_refusal(tool: HostedTool) -> RequestRefused:
     """400 of a tool that nobody here could run."""
     return unsupported_value(
         f"{tool.path}.type",
-        f"is '{shorten_param(tool.kind)}', a tool of OpenAI's platform that the horde does not have",
+        f"is '{shorten_param(tool.kind)}', a tool of OpenAI's platform that the horde does not"
+        " have",
     )
 
 
@@ -156,7 +157,8 @@ def _build_unknown_refusal(kind: str, path: str) -> RequestRefused:
     if kind in _LOCAL:
         return unsupported_value(
             f"{path}.type",
-            f"is '{kind}', which the horde does not have; offer it as a 'function' or 'custom' tool",
+            f"is '{kind}', which the horde does not have; offer it as a 'function' or 'custom'"
+            " tool",
         )
     return unsupported_value(
         f"{path}.type", "has to be 'function', 'custom' or 'namespace' for the horde"

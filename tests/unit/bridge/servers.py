@@ -213,7 +213,8 @@ SERVERS = [
         kind="koboldcpp",
         context=4096,
         declares=SEED | REFUSES,
-        text=sse(piece(role="assistant", content="Bl"), piece(content="ue."), before="event: message\n")
+        text=sse(piece(role="assistant", content="Bl"), piece(content="ue."),
+            before="event: message\n")
         + sse(piece("stop", content=""), DONE),
         calls=sse(piece("tool_calls", tool_calls=[call("{}", id="call_001")]), DONE),
         overflow=answer({"detail": {"msg": "Prompt is over the context limit", "type": "x"}}, 500),
@@ -275,7 +276,8 @@ SERVERS = [
         name="MLX",
         entry={},
         text=": keepalive 0/21\n\n" + TEXT + ": keepalive\n\n" + sse(piece("stop"), USAGE, DONE),
-        calls=sse(piece("tool_calls", tool_calls=[{"function": {"name": "now", "arguments": "{}"}}]))
+        calls=sse(piece("tool_calls",
+            tool_calls=[{"function": {"name": "now", "arguments": "{}"}}]))
         + DONE,
         overflow=answer({"error": "Prompt too long for the model's context"}, 404),
         unknown_key=answer({"error": "top_k must be a non-negative integer"}, 400),
@@ -360,7 +362,8 @@ SERVERS = [
         context=8192,
         text=TEXT + sse({**piece("stop"), "x_groq": {"usage": USAGE["usage"]}}, DONE),
         overflow=error(
-            "Please reduce the length of the messages or completion.", code="context_length_exceeded"
+            "Please reduce the length of the messages or completion.",
+            code="context_length_exceeded"
         ),
         unknown_key=error("property 'top_k' is unsupported"),
     ),

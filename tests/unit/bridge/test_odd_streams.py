@@ -75,7 +75,8 @@ UNDERSTOOD = {
     "empty finish reasons": sse(piece("", content="Bl"), piece("", content="ue."), END),
     "null as a word": sse(piece("null", content="Blue."), END),
     "choices as an object": sse({"choices": {"delta": {"content": "Blue."}}}, END),
-    "no index": sse({"choices": [{"delta": {"content": "Blue."}}]}, {"choices": [{"finish_reason": "stop"}]}),
+    "no index": sse({"choices": [{"delta": {"content": "Blue."}}]},
+        {"choices": [{"finish_reason": "stop"}]}),
     "another index": sse(piece(index=7, content="Blue."), piece("stop", index=7)),
     "a second choice": sse(piece(content="Blue."), piece(index=1, content="Red."), END),
     "content as parts": sse(piece(content=[{"type": "text", "text": "Blue."}]), END),
@@ -84,7 +85,8 @@ UNDERSTOOD = {
     "text of completions": sse({"choices": [{"text": "Blue.", "finish_reason": "stop"}]}),
     "delta as a string": sse({"choices": [{"delta": "Blue."}]}, END),
     "message in place of delta": sse(
-        {"choices": [{"message": {"content": "Bl"}}]}, {"choices": [{"message": {"content": "Blue."}}]}, END
+        {"choices": [{"message": {"content": "Bl"}}]},
+        {"choices": [{"message": {"content": "Blue."}}]}, END
     ),
     "messages in place of deltas": sse(
         {"message": {"content": "Bl"}, "done": False},
@@ -96,7 +98,8 @@ UNDERSTOOD = {
         {"choices": [{"message": {"content": "ue."}, "finish_reason": "stop"}]},
     ),
     "a whole at the end in other white space": sse(
-        piece(content="Blue."), {"choices": [{"message": {"content": " Blue."}, "finish_reason": "stop"}]}
+        piece(content="Blue."),
+        {"choices": [{"message": {"content": " Blue."}, "finish_reason": "stop"}]}
     ),
     "the whole at the end": sse(
         piece(content="Bl"),
@@ -106,8 +109,10 @@ UNDERSTOOD = {
     "refusal": sse(piece(refusal="Bl"), piece(refusal="ue."), END),
     "Ollama's own": sse({"message": {"content": "Blue."}, "done": True, "done_reason": "stop"}),
     "chunks in an array": sse([piece(content="Bl"), piece(content="ue.")], [END]),
-    "null keys": sse(piece(content="Blue.", tool_calls=None, function_call=None, refusal=None), END),
-    "reasoning twice": sse(piece(reasoning="Hm.", reasoning_content="Hm."), piece(content="Blue."), END),
+    "null keys": sse(piece(content="Blue.", tool_calls=None, function_call=None, refusal=None),
+        END),
+    "reasoning twice": sse(piece(reasoning="Hm.", reasoning_content="Hm."), piece(content="Blue."),
+        END),
     "indented JSON": json.dumps(WHOLE, indent=1),
     "a whole under a stream's name": json.dumps(WHOLE),
     "a whole as an event": sse(WHOLE),
@@ -204,7 +209,8 @@ def test_an_empty_reply_that_the_backend_ended_is_a_reply() -> None:
         ),
         # No ids.
         (
-            [piece(tool_calls=[call("{}", id=None)]), piece(tool_calls=[call("{}", "later", id=None)])],
+            [piece(tool_calls=[call("{}", id=None)]),
+                piece(tool_calls=[call("{}", "later", id=None)])],
             [("now", "{}"), ("later", "{}")],
         ),
         (

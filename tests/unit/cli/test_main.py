@@ -20,9 +20,10 @@ from horde.config import VERSION
 # A finder that refuses the server's packages, as if they were not installed.
 BRIDGE_ONLY = """
 import sys
+MISSING = {"flask", "sqlalchemy", "redis", "boto3", "psycopg2", "starlette", "gunicorn"}
 class Missing:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {"flask", "sqlalchemy", "redis", "boto3", "psycopg2", "starlette", "gunicorn"}:
+        if name.split(".")[0] in MISSING:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Missing())
 from horde.cli.main import main

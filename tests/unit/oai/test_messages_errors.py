@@ -10,7 +10,7 @@ from horde.oai.errors import ErrorAnswer
 
 
 def build(status: int = 400, message: str = "a", **more: object) -> ErrorAnswer:
-    return ErrorAnswer(status=status, message=message, **({"code": "a_code"} | more))  # type: ignore[arg-type]
+    return ErrorAnswer(status=status, message=message, **({"code": "a_code"} | more))
 
 
 @pytest.mark.parametrize(
