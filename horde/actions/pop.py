@@ -50,18 +50,17 @@ from horde.database.check_ins import (
     take_check_in,
     write_check_in,
 )
+from horde.database.queue_claims import (
+    ClaimedRequest,
+    QueueContestedError,
+    claim_contested_request,
+    claim_next_request,
+    show_request_to_paused,
+)
 from horde.database.stats import get_horde_modes
 from horde.database.suspects import suspect_worker, suspect_worker_name
 from horde.database.text_admission import UNKNOWN_KEY
-from horde.database.text_functions import (
-    ClaimedRequest,
-    QueueContestedError,
-    ServableQueue,
-    claim_contested_request,
-    claim_next_request,
-    get_sorted_text_wp_filtered_to_worker,
-    show_request_to_paused,
-)
+from horde.database.text_functions import ServableQueue, get_sorted_text_wp_filtered_to_worker
 from horde.database.text_jobs import AssignedJobs, assign_jobs
 from horde.database.text_queue import get_queue_snapshot
 from horde.database.users import Caller, build_lease_key_of, find_caller

@@ -27,6 +27,7 @@ from horde.database.functions import (
     remember_availability,
 )
 from horde.database.moderation import PromptRejected
+from horde.database.queue_classes import build_text_work
 from horde.database.stats import get_horde_modes
 from horde.database.styles import FoundStyle
 from horde.database.text_admission import (
@@ -36,7 +37,6 @@ from horde.database.text_admission import (
     list_model_figures,
     require_submitter,
 )
-from horde.database.text_functions import build_text_work
 from horde.database.text_requests import (
     NewTextRequest,
     RequestContent,

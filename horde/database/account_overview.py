@@ -9,8 +9,7 @@ from typing import Any
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from horde.classes.base.worker import SPEED_BASELINE
-from horde.database.text_functions import online_since
+from horde.classes.base.worker import SPEED_BASELINE, online_since
 
 FLOW_DAYS = 14
 # An owner of many workers has a posting a second: the newest of them bound what is read.

@@ -15,7 +15,7 @@ from sqlalchemy import Executable, delete, text
 from sqlalchemy.orm import Session
 
 from horde.classes.base.figures import FAULT_REASON_LENGTH, FIGURE_NAME_LENGTH, Figure
-from horde.database.text_functions import online_since
+from horde.classes.base.worker import online_since
 
 KEPT = timedelta(hours=25)
 LEDGER_ID = "ledger_id"  # the newest posting whose kudos are counted

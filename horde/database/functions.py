@@ -14,7 +14,7 @@ from sqlalchemy import DateTime, Row, Select, bindparam, exists, func, select, t
 from sqlalchemy.orm import Session
 
 from horde.classes.base.user import UserRole, UserRoleTypes
-from horde.classes.base.worker import WorkerModel, is_online
+from horde.classes.base.worker import WorkerModel, is_online, online_since
 from horde.classes.kobold.pricing import estimate_queue_wait_seconds
 from horde.classes.kobold.worker import (
     ChatRefusal,
@@ -25,7 +25,7 @@ from horde.classes.kobold.worker import (
     get_effective_text_worker_speed,
     get_minimum_text_speed,
 )
-from horde.database.text_functions import find_request_facts, online_since
+from horde.database.queue_classes import find_request_facts
 from horde.database.text_queue import QueueGroup, QueueSnapshot, get_group_facts, get_queue_snapshot
 from horde.database.worker_messages import build_active_messages, show_active_messages
 from horde.db import build_detached, table_of

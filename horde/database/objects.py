@@ -19,8 +19,8 @@ from horde.database.evidence import (
     find_events_of_objects,
     list_stored_objects,
 )
+from horde.database.queue_classes import is_live
 from horde.database.request_endings import list_object_keys
-from horde.database.text_functions import is_live
 from horde.object_deletes import find_queued_deletes
 
 OBJECTS_A_BATCH = 500

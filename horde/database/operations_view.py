@@ -8,8 +8,7 @@ from typing import Any
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from horde.classes.base.worker import SPEED_BASELINE
-from horde.database.text_functions import online_since
+from horde.classes.base.worker import SPEED_BASELINE, online_since
 
 MOST_LINES = 100
 ELECTION_NAME = "horde election"  # of the connection on which a process stands for leader

@@ -14,12 +14,11 @@ from sqlalchemy.orm import Session
 
 from horde import clock
 from horde.classes.base.stats import FulfillmentPerformance, ModelPerformance
-from horde.classes.base.worker import SPEED_BASELINE, WorkerPerformance
+from horde.classes.base.worker import SPEED_BASELINE, WorkerPerformance, online_since
 from horde.classes.kobold.pricing import MINIMUM_REPLY_TOKENS
 from horde.classes.kobold.worker import UNMEASURED_TEXT_WORKER_TOKENS_PER_SECOND, TextWorker
 from horde.database.functions import note_text_workers_changed
 from horde.database.stats import FULFILLMENTS_KEPT, MODEL_SAMPLES_KEPT
-from horde.database.text_functions import online_since
 from horde.db import after_commit, retry_deadlocks, run_transaction, transaction
 
 SPEED_SAMPLES = 20

@@ -29,12 +29,12 @@ from horde.classes.base.kudos import upfront_hold_id
 from horde.classes.base.processing_generation import ProcessingGeneration
 from horde.classes.base.stats import FulfillmentPerformance, HordeSettings, ModelPerformance
 from horde.classes.base.waiting_prompt import TerminalOutcome, WPModels
-from horde.classes.base.worker import WorkerModel
+from horde.classes.base.worker import WorkerModel, online_since
 from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
 from horde.classes.kobold.worker import TextWorker
 from horde.database.caches import TimedCache, forget_shared, read_shared, write_shared
 from horde.database.kudos import release_holds
-from horde.database.text_functions import TEXT_FAMILY, is_live, online_since
+from horde.database.queue_classes import TEXT_FAMILY, is_live
 from horde.db import after_commit, table_of
 from horde.hot_session import keep
 from horde.pop_epochs import EVERYTHING, move_marks

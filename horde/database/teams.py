@@ -11,9 +11,8 @@ from sqlalchemy.orm import Session
 
 from horde.classes.base.team import Team
 from horde.classes.base.user import User
-from horde.classes.base.worker import UPTIME_REWARD_SECONDS, Worker, WorkerModel
+from horde.classes.base.worker import UPTIME_REWARD_SECONDS, Worker, WorkerModel, online_since
 from horde.database.caches import TimedCache, write_answer
-from horde.database.text_functions import online_since
 from horde.database.workers import parse_id
 from horde.exceptions import NotFound
 from horde.return_codes import ReturnCode

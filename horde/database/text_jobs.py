@@ -65,12 +65,9 @@ from horde.classes.kobold.waiting_prompt import TextWaitingPrompt, select_as_sen
 from horde.classes.kobold.worker import TextWorker
 from horde.database.job_endings import log_worker_abort, mark_counted_drop, settle_cancelled
 from horde.database.kudos import append_movements, release_hold
+from horde.database.queue_claims import ClaimedRequest, announce_returned_work
+from horde.database.queue_classes import TEXT_FAMILY
 from horde.database.suspects import suspect_worker
-from horde.database.text_functions import (
-    TEXT_FAMILY,
-    ClaimedRequest,
-    announce_returned_work,
-)
 from horde.database.text_requests import has_pending_jobs
 from horde.database.users import charge_shared_key
 from horde.database.workers import announce_worker_change

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
 from horde.classes.kobold.worker import TextRequestFacts
-from horde.database.text_functions import TEXT_FAMILY, get_queue_class_facts, get_rank, is_live
+from horde.database.queue_classes import TEXT_FAMILY, get_queue_class_facts, get_rank, is_live
 from horde.db import table_of
 from horde.hot_session import keep
 from horde.redis_ctrl import RedisUnavailable, get_json, set_json

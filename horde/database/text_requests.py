@@ -46,9 +46,9 @@ from horde.classes.kobold.waiting_prompt import (
 )
 from horde.classes.kobold.worker import TextRequestFacts
 from horde.database.kudos import release_hold
+from horde.database.queue_classes import TEXT_FAMILY, is_live
 from horde.database.request_endings import delete_requests, mark_cancelled
 from horde.database.styles import FoundStyle, count_use
-from horde.database.text_functions import TEXT_FAMILY, is_live
 from horde.database.users import Caller, charge_shared_key
 from horde.db import after_commit, execute_later, table_of
 from horde.exceptions import NotFound, TooManyRequests

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from horde.classes.base.waiting_prompt import WPAllowedWorkers, WPModels
 from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
-from horde.database.text_functions import TEXT_FAMILY
+from horde.database.queue_classes import TEXT_FAMILY
 from horde.database.text_status import parse_request_id, request_not_found
 from horde.database.users import Caller
 from horde.db import table_of

@@ -20,7 +20,7 @@ from horde.database.functions import (
     estimate_wait_of_stored_request,
     get_stored_request_availability,
 )
-from horde.database.text_functions import TEXT_FAMILY
+from horde.database.queue_classes import TEXT_FAMILY
 from horde.database.text_queue import get_queue_snapshot
 from horde.db import table_of
 from horde.exceptions import NotFound

@@ -32,6 +32,12 @@ from horde.classes.kobold.waiting_prompt import (
 )
 from horde.config import Config
 from horde.database.kudos import FOLD_BATCH, fold_postings, release_hold, release_holds
+from horde.database.queue_classes import (
+    TEXT_FAMILY,
+    build_text_work,
+    get_queue_class_facts,
+    list_unclassified_requests,
+)
 from horde.database.request_endings import list_object_keys
 from horde.database.samples import prune_samples, refresh_worker_speeds
 from horde.database.stats import (
@@ -42,12 +48,6 @@ from horde.database.stats import (
     get_horde_modes,
     publish_model_figures,
     publish_totals,
-)
-from horde.database.text_functions import (
-    TEXT_FAMILY,
-    build_text_work,
-    get_queue_class_facts,
-    list_unclassified_requests,
 )
 from horde.database.text_jobs import JobFacts, fault_job, find_job
 from horde.database.text_queue import (

@@ -32,7 +32,13 @@ from sqlalchemy.orm import Session
 from horde.classes.base.processing_generation import ProcessingGeneration
 from horde.classes.base.team import Team
 from horde.classes.base.user import User, UserRole, UserRoleTypes
-from horde.classes.base.worker import SPEED_BASELINE, WorkerModel, WorkerStats, is_online
+from horde.classes.base.worker import (
+    SPEED_BASELINE,
+    WorkerModel,
+    WorkerStats,
+    is_online,
+    online_since,
+)
 from horde.classes.kobold.worker import TextWorker
 from horde.database.caches import (
     SharedAnswers,
@@ -43,7 +49,6 @@ from horde.database.caches import (
 )
 from horde.database.functions import note_text_workers_changed
 from horde.database.stats import forget_model_figures
-from horde.database.text_functions import online_since
 from horde.database.worker_messages import build_active_messages, show_active_messages
 from horde.db import after_commit, table_of
 from horde.exceptions import BadRequest, Locked, NotFound

@@ -456,7 +456,7 @@ def test_a_redis_that_was_emptied_shows_no_old_mark_as_new(
 def test_a_pop_that_others_contested_is_not_remembered(
     horde: ChatHorde, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("horde.database.text_functions.CONTESTED_WAIT_MILLISECONDS", 100)
+    monkeypatch.setattr("horde.database.queue_claims.CONTESTED_WAIT_MILLISECONDS", 100)
     request_id = horde.queue()
     with transaction() as session:
         session.execute(

@@ -19,7 +19,7 @@ from horde.classes.base.worker import DEFAULT_MAINTENANCE_MESSAGE, Worker, Worke
 from horde.classes.kobold.pricing import compute_uptime_reward
 from horde.classes.kobold.processing_generation import TextProcessingGeneration
 from horde.classes.kobold.worker import TextWorker
-from horde.database import addresses, text_functions, text_queue
+from horde.database import addresses, queue_classes, text_queue
 from horde.db import transaction
 from horde.model_reference import get_text_model_multiplier
 from horde.shown_text import is_profane
@@ -591,7 +591,7 @@ def test_ten_thousand_classes_of_other_models_are_judged_as_one(
     horde: TextHorde, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Many classes are believed for a while, also by the next test.
-    monkeypatch.setattr(text_functions, "MAX_BELIEVED_SECONDS", 0.0)
+    monkeypatch.setattr(queue_classes, "MAX_BELIEVED_SECONDS", 0.0)
     horde.take(key)
     request_id = horde.queue(models=[SMALL])
     copies = text("""

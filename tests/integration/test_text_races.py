@@ -30,7 +30,8 @@ from horde.classes.kobold.processing_generation import TextProcessingGeneration
 from horde.classes.kobold.queue_class import compute_queue_class
 from horde.classes.kobold.worker import EligibilityInputs, TextRequestFacts, TextWorker
 from horde.clock import utcnow
-from horde.database.text_functions import claim_next_request, get_sorted_text_wp_filtered_to_worker
+from horde.database.queue_claims import claim_next_request
+from horde.database.text_functions import get_sorted_text_wp_filtered_to_worker
 from horde.db import transaction
 from tests.integration.rows import make_request, make_user, make_worker
 from tests.integration.text_horde import (

@@ -39,6 +39,11 @@ ABORT_MAINTENANCE_MESSAGE = (
 SPEED_BASELINE = 1.0
 
 
+def online_since(now: datetime) -> datetime:
+    """A worker that polled at or after this moment is online."""
+    return now - timedelta(seconds=WORKER_ONLINE_SECONDS)
+
+
 class Worker(Base):
     """A named client that pops and submits jobs; one table for every kind, told apart by
     `worker_type`.

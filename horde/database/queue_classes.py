@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+"""Classes of waiting text requests: what the requests of each share, and which of them wait."""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import ColumnElement, and_, false, func, literal, select, text
+from sqlalchemy.dialects.postgresql import aggregate_order_by
+from sqlalchemy.orm import Session
+
+from horde.classes.base.waiting_prompt import PRIORITY_PER_SECOND, WPAllowedWorkers, WPModels
+from horde.classes.kobold.class_index import ClassIndex
+from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
+from horde.classes.kobold.worker import TextRequestFacts
+from horde.hot_session import keep
+from horde.runtime import Part
+from horde.text_work import TextWork
+
+MAX_CACHED_CLASSES = 20_000
+MANY_CLASSES = 200
+MAX_BELIEVED_SECONDS = 1.0
+TEXT_FAMILY = "text"
+
+# JSONB containment: messages of which one has such a part.
+AN_IMAGE_PART = [{"content": [{"type": "image_url"}]}]
+
+# A loose index scan: one probe of the queue's index for each class that has a waiting request,
+# however deep it is.
+_SCAN_CLASSES = keep(
+    text("""
+    WITH RECURSIVE classes AS (
+        (SELECT queue_class FROM waiting_prompts
+         WHERE active AND NOT faulted AND n > 0 AND wp_type = 'text' AND queue_class IS NOT NULL
+         ORDER BY queue_class LIMIT 1)
+        UNION ALL
+        SELECT (SELECT later.queue_class FROM waiting_prompts AS later
+                WHERE later.active AND NOT later.faulted AND later.n > 0 AND later.wp_type = 'text'
+                  AND later.queue_class > classes.queue_class
+                ORDER BY later.queue_class LIMIT 1)
+        FROM classes WHERE classes.queue_class IS NOT NULL
+    )
+    SELECT queue_class FROM classes WHERE queue_class IS NOT NULL
+    """)
+)
+
+
+class _ClassFacts:
+    """The facts behind each class, in process memory: a class is the hash of its facts, so they
+    never change.
+    """
+
+    def __init__(self) -> None:
+        self._facts: OrderedDict[int, TextRequestFacts] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def find(self, queue_classes: Iterable[int]) -> dict[int, TextRequestFacts]:
+        with self._lock:
+            return {
+                number: self._facts[number] for number in queue_classes if number in self._facts
+            }
+
+    def remember(self, facts: dict[int, TextRequestFacts]) -> None:
+        with self._lock:
+            self._facts.update(facts)
+            while len(self._facts) > MAX_CACHED_CLASSES:
+                self._facts.popitem(last=False)
+
+
+_class_facts = _ClassFacts()
+
+
+def is_live(request: Any) -> ColumnElement[bool]:
+    """The predicate of the queue's partial indexes, spelled as they spell it so that the planner
+    sees it.
+
+    `request` has the columns as attributes: the row class, or `.c` of its table or an alias of
+    that.
+    """
+    return and_(request.active, ~request.faulted, request.n > literal(0, literal_execute=True))
+
+
+def get_rank(request: Any) -> Any:
+    """The queue's order, highest first: starting priority minus what every later second costs."""
+    return request.extra_priority - PRIORITY_PER_SECOND * func.date_part(
+        text("'epoch'"), request.created
+    )
+
+
+class _ClassList:
+    """The classes as last read, believed for a while only where there are so many that reading them
+    costs milliseconds.
+    """
+
+    def __init__(self) -> None:
+        # Together, since threads replace them.
+        self.latest: tuple[list[int], ClassIndex] = [], ClassIndex({})
+        self.believed_until = float("-inf")
+
+    def believe(self, seconds_to_read: float) -> None:
+        if len(self.latest[0]) >= MANY_CLASSES:
+            # So that reading takes a tenth of the time at most; on a machine with too much to do it
+            # takes long, and no job shall wait for that.
+            seconds = min(10 * seconds_to_read, MAX_BELIEVED_SECONDS)
+            self.believed_until = time.monotonic() + seconds
+
+
+_class_list: Part[_ClassList] = Part(_ClassList)
+
+
+def get_class_index(session: Session) -> tuple[ClassIndex, bool]:
+    """Every class with a waiting request, and whether they were read just now.
+
+    Reading grows with the classes, not with the requests, and the index is made anew only when they
+    changed.
+    """
+    held = _class_list.get()
+    started = time.monotonic()
+    if started < held.believed_until:
+        return held.latest[1], False
+    classes = list(session.execute(_SCAN_CLASSES).scalars())
+    seconds_to_read = time.monotonic() - started
+    known, index = held.latest
+    if classes != known:
+        facts = get_queue_class_facts(session, classes)
+        index = ClassIndex(facts, index)
+        # One whose last request went meanwhile has no facts, and may come back.
+        held.latest = (classes if len(facts) == len(classes) else [], index)
+    held.believe(seconds_to_read)
+    return index, True
+
+
+def get_queue_class_facts(
+    session: Session, queue_classes: Sequence[int]
+) -> dict[int, TextRequestFacts]:
+    """The facts of each class, read from one of its requests the first time a process meets it."""
+    known = _class_facts.find(queue_classes)
+    unknown = [number for number in queue_classes if number not in known]
+    if unknown:
+        read = _read_class_facts(session, unknown)
+        _class_facts.remember(read)
+        known |= read
+    return known
+
+
+def _read_class_facts(session: Session, queue_classes: list[int]) -> dict[int, TextRequestFacts]:
+    sample = (
+        select(TextWaitingPrompt.id, TextWaitingPrompt.queue_class)
+        .where(is_live(TextWaitingPrompt), TextWaitingPrompt.queue_class.in_(queue_classes))
+        .distinct(TextWaitingPrompt.queue_class)
+        .order_by(TextWaitingPrompt.queue_class)
+    ).subquery()
+    rows = session.execute(
+        select(*_fact_columns()).where(TextWaitingPrompt.id.in_(select(sample.c.id)))
+    ).all()
+    return {row.queue_class: build_request_facts(row) for row in rows}
+
+
+def _fact_columns() -> tuple[Any, ...]:
+    models = (
+        select(func.array_agg(aggregate_order_by(WPModels.model, WPModels.id)))
+        .where(WPModels.wp_id == TextWaitingPrompt.id)
+        .correlate(TextWaitingPrompt)
+        .scalar_subquery()
+    )
+    workers = (
+        select(func.array_agg(WPAllowedWorkers.worker_id))
+        .where(WPAllowedWorkers.wp_id == TextWaitingPrompt.id)
+        .correlate(TextWaitingPrompt)
+        .scalar_subquery()
+    )
+    stored = TextWaitingPrompt
+    return (
+        stored.id,
+        stored.queue_class,
+        stored.user_id,
+        stored.is_chat,
+        stored.max_length,
+        stored.max_context_length,
+        stored.trusted_workers,
+        stored.validated_backends,
+        stored.slow_workers,
+        stored.nsfw,
+        stored.worker_blacklist,
+        stored.chat_required_features,
+        stored.chat_tools_temperature,
+        func.coalesce(stored.is_chat & stored.messages.contains(AN_IMAGE_PART), false()).label(
+            "has_images"
+        ),
+        models.label("models"),
+        workers.label("worker_ids"),
+    )
+
+
+def build_request_facts(row: Any) -> TextRequestFacts:
+    """Facts from a row of `_fact_columns`."""
+    return TextRequestFacts(
+        user_id=row.user_id,
+        is_chat=row.is_chat,
+        models=tuple(row.models or ()),
+        max_length=row.max_length,
+        max_context_length=row.max_context_length,
+        trusted_workers=row.trusted_workers,
+        validated_backends=row.validated_backends,
+        slow_workers=row.slow_workers,
+        nsfw=row.nsfw,
+        worker_ids=frozenset(row.worker_ids or ()),
+        worker_blacklist=row.worker_blacklist,
+        required_features=frozenset(row.chat_required_features or ()),
+        tools_temperature=row.chat_tools_temperature,
+        has_images=row.has_images,
+    )
+
+
+def find_request_facts(session: Session, wp_id: UUID) -> TextRequestFacts | None:
+    """What decides who may serve a stored request; None when it is gone."""
+    row = session.execute(
+        select(*_fact_columns()).where(TextWaitingPrompt.id == wp_id)
+    ).one_or_none()
+    return None if row is None else build_request_facts(row)
+
+
+def build_text_work(facts: TextRequestFacts, count: int) -> TextWork:
+    """What the queue gains by so many generations of a request."""
+    return TextWork(facts.models, facts.is_chat, count, facts.max_length, facts.max_context_length)
+
+
+def list_unclassified_requests(session: Session, limit: int) -> list[tuple[UUID, TextRequestFacts]]:
+    """Live requests without a class, as a server of an older version writes them."""
+    statement = (
+        select(*_fact_columns())
+        .where(
+            is_live(TextWaitingPrompt),
+            TextWaitingPrompt.wp_type == TEXT_FAMILY,
+            TextWaitingPrompt.queue_class.is_(None),
+        )
+        .limit(limit)
+    )
+    return [(row.id, build_request_facts(row)) for row in session.execute(statement)]
