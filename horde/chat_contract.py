@@ -150,6 +150,10 @@ class RefusalKind(StrEnum):
     CONFLICT = "conflict"
     HISTORY = "history"
     SCHEMA = "schema"
+    INTEGER_BELOW = "integer_below"
+    INTEGER_ABOVE = "integer_above"
+    DECIMAL_BELOW = "decimal_below"
+    DECIMAL_ABOVE = "decimal_above"
 
 
 class ChatRequestRefused(BadRequest):
@@ -181,11 +185,14 @@ def quote_path(path: str) -> str:
     )
 
 
-def unsupported_parameter(path: str) -> ChatRequestRefused:
+def unsupported_parameter(path: str, detail: str | None = None) -> ChatRequestRefused:
     """A key or value outside the accepted set; a value is written as `key=value` in the path."""
-    message = f"{quote_path(path)} is not supported on chat requests."
     return ChatRequestRefused(
-        path, message, ReturnCode.UNSUPPORTED_CHAT_PARAMETER, kind=RefusalKind.UNSUPPORTED
+        path,
+        f"{quote_path(path)} is not supported on chat requests.",
+        ReturnCode.UNSUPPORTED_CHAT_PARAMETER,
+        detail=detail,
+        kind=RefusalKind.UNSUPPORTED,
     )
 
 

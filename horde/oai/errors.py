@@ -189,6 +189,10 @@ _KINDS: Final[Mapping[RefusalKind, str]] = MappingProxyType(
         RefusalKind.CONFLICT: "conflicting_parameters",
         RefusalKind.HISTORY: "invalid_value",
         RefusalKind.SCHEMA: "invalid_function_parameters",
+        RefusalKind.INTEGER_BELOW: "integer_below_min_value",
+        RefusalKind.INTEGER_ABOVE: "integer_above_max_value",
+        RefusalKind.DECIMAL_BELOW: "decimal_below_min_value",
+        RefusalKind.DECIMAL_ABOVE: "decimal_above_max_value",
     }
 )
 

@@ -14,15 +14,31 @@ from horde_sdk.generation_parameters.text.chat_limits import (
     MAX_CHAT_MAX_TOKENS,
     MIN_CHAT_MAX_TOKENS,
     OPENAI_SAMPLING_RANGES,
-    SUPPORTED_CHAT_CHOICE_COUNT,
 )
-from horde_sdk.generation_parameters.text.chat_policy import ChatReasoningEffort
 
+from horde.chat.parameters import (
+    check_choice_count,
+    check_range,
+    is_integer,
+    is_number,
+    models_combined,
+    parse_model,
+    parse_model_list,
+    parse_reasoning_effort,
+    parse_seed,
+    parse_stop,
+    parse_stream,
+    require,
+    require_integer,
+    require_number,
+    token_limits_differ,
+)
 from horde.chat_contract import (
-    MAX_CHAT_MODEL_COUNT,
     MAX_STOP_SEQUENCE_CHARACTERS,
     MAX_STOP_SEQUENCE_COUNT,
+    ChatRequestRefused,
     JsonObject,
+    malformed_value,
     parse_horde_options,
 )
 from horde.oai.errors import RequestRefused, shorten_param
@@ -30,16 +46,16 @@ from horde.oai.leniency import CACHE_HINT, drop_keys
 
 ABSENT: Final = object()
 # Accepted by type and otherwise not read: they concern OpenAI's platform alone.
-IGNORED_TYPES: Final[Mapping[str, tuple[type, str]]] = MappingProxyType(
+IGNORED_TYPES: Final[Mapping[str, type]] = MappingProxyType(
     {
-        "user": (str, "a string"),
-        "metadata": (dict, "an object"),
-        "store": (bool, "a boolean"),
-        "safety_identifier": (str, "a string"),
-        "prompt_cache_key": (str, "a string"),
-        "prompt_cache_retention": (str, "a string"),
-        "prompt_cache_options": (dict, "an object"),
-        "service_tier": (str, "a string"),
+        "user": str,
+        "metadata": dict,
+        "store": bool,
+        "safety_identifier": str,
+        "prompt_cache_key": str,
+        "prompt_cache_retention": str,
+        "prompt_cache_options": dict,
+        "service_tier": str,
     }
 )
 
@@ -52,9 +68,6 @@ NEUTRAL_SAMPLERS: Final[Mapping[str, tuple[float, ...]]] = MappingProxyType(
         **dict.fromkeys(("typical_p", "typical", "tfs", "tfs_z"), (1,)),
     }
 )
-_REASONING_EFFORTS: Final = tuple(effort.value for effort in ChatReasoningEffort)
-
-SEED_BITS: Final = 63  # a signed 64-bit integer
 STREAM_OPTIONS: Final = frozenset(
     {"include_usage", "include_obfuscation", "continuous_usage_stats"}
 )
@@ -113,51 +126,29 @@ def wrong_type(key: str, expectation: str) -> RequestRefused:
     return RequestRefused("invalid_type", f"Invalid type for '{key}': expected {expectation}.", key)
 
 
-def is_integer(value: object) -> bool:
-    """Whether a value is a whole number as JSON writes one; a boolean is none."""
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def is_number(value: object) -> bool:
-    """Whether a value is a number; a boolean is none."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def read_model(key: str, value: Any, body: JsonObject) -> object:
     """The one model."""
-    if not isinstance(value, str):
-        raise wrong_type(key, "a string")
-    if not value:
-        raise RequestRefused(
-            "missing_required_parameter", "You must provide a model parameter.", "model"
-        )
-    check_one_way_to_name_models(key, "models", body)
-    return value
+    model = parse_model(value)
+    _check_one_way_to_name_models(key, "models", body)
+    return model
 
 
 def read_models(key: str, value: Any, body: JsonObject) -> object:
-    """Several models, of which the first free one serves."""
-    if not isinstance(value, list):
-        raise wrong_type(key, "an array of strings")
-    if not 1 <= len(value) <= MAX_CHAT_MODEL_COUNT or not all(
-        isinstance(model, str) and model for model in value
-    ):
-        message = (
-            f"Invalid value: 'models' has to hold 1 to {MAX_CHAT_MODEL_COUNT} non-empty strings."
-        )
-        raise RequestRefused("invalid_value", message, key)
-    if len(set(value)) != len(value):
-        raise RequestRefused("invalid_value", "Invalid value: 'models' lists a model twice.", key)
-    check_one_way_to_name_models(key, "model", body)
-    return value
+    """Several models, of which the first free one serves; what is wrong with one is wrong with the
+    list.
+    """
+    try:
+        models = parse_model_list(value)
+    except ChatRequestRefused as refused:
+        raise ChatRequestRefused(key, refused.message, kind=refused.kind) from None
+    _check_one_way_to_name_models(key, "model", body)
+    return list(models)
 
 
-def check_one_way_to_name_models(key: str, other: str, body: JsonObject) -> None:
+def _check_one_way_to_name_models(key: str, other: str, body: JsonObject) -> None:
     """The later of the two is the one at fault."""
     if body.get(other) is not None and stands_before(other, key, body):
-        raise RequestRefused(
-            "conflicting_parameters", "'model' and 'models' cannot be combined.", "models"
-        )
+        raise models_combined()
 
 
 def stands_before(first: str, second: str, body: JsonObject) -> bool:
@@ -167,100 +158,56 @@ def stands_before(first: str, second: str, body: JsonObject) -> bool:
 
 def read_token_limit(key: str, value: Any, body: JsonObject) -> object:
     """The length of a reply in tokens, under either of its names."""
-    if not is_integer(value):
-        raise wrong_type(key, "an integer")
-    check_range(key, value, MIN_CHAT_MAX_TOKENS, MAX_CHAT_MAX_TOKENS, kind="integer")
+    limit = require_integer(value, key)
+    check_range(key, limit, MIN_CHAT_MAX_TOKENS, MAX_CHAT_MAX_TOKENS, is_whole=True)
     other = "max_completion_tokens" if key == "max_tokens" else "max_tokens"
     twin = body.get(other)
-    if is_integer(twin) and twin != value and stands_before(other, key, body):
-        message = "'max_tokens' and 'max_completion_tokens' have to be equal when both are sent."
-        raise RequestRefused("conflicting_parameters", message, "max_tokens")
-    return value
-
-
-def out_of_range(code: str, key: str, value: float, bound: str) -> RequestRefused:
-    """400 of a number beyond a bound, which completes "a value of …"."""
-    shown = str(value) if len(str(value)) <= 40 else "a number of many digits"
-    return RequestRefused(
-        code, f"Invalid '{key}': expected a value of {bound}, but got {shown} instead.", key
-    )
+    if is_integer(twin) and twin != limit and stands_before(other, key, body):
+        raise token_limits_differ()
+    return limit
 
 
 def read_sampling(key: str, value: Any, _body: JsonObject) -> object:
     """A number in OpenAI's range of its key."""
-    if not is_number(value):
-        raise wrong_type(key, "a number")
-    check_range(key, value, *OPENAI_SAMPLING_RANGES[key], kind="decimal")
-    return value
-
-
-def check_range(key: str, value: float, least: float, most: float, *, kind: str) -> None:
-    """Refuse a number outside a range; `kind`, `integer` or `decimal`, is part of the code."""
-    if value < least:
-        raise out_of_range(f"{kind}_below_min_value", key, value, f"at least {least}")
-    if value > most:
-        raise out_of_range(f"{kind}_above_max_value", key, value, f"at most {most}")
+    number = require_number(value, key)
+    check_range(key, number, *OPENAI_SAMPLING_RANGES[key], is_whole=False)
+    return number
 
 
 def read_seed(key: str, value: Any, _body: JsonObject) -> object:
     """A signed 64-bit integer."""
-    if not is_integer(value):
-        raise wrong_type(key, "an integer")
-    bound = 1 << SEED_BITS
-    check_range(key, value, -bound, bound - 1, kind="integer")
-    return value
+    return parse_seed(value, key)
 
 
 def read_stop(key: str, value: Any, _body: JsonObject) -> object:
-    """Stop sequences as a list, each once."""
-    stops = [value] if isinstance(value, str) else value
-    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
-        raise wrong_type(key, "a string or an array of strings")
-    stops = list(dict.fromkeys(stops))
-    if "" in stops:
-        raise RequestRefused(
-            "invalid_value",
-            f"Invalid value: '{key}' holds an empty string, which would end every reply.",
-            key,
-        )
+    """Stop sequences as a list, each once; the API holds them to these limits further on."""
+    stops = parse_stop(value, key)
     if len(stops) > MAX_STOP_SEQUENCE_COUNT:
-        message = (
-            f"Invalid value: '{key}' may hold at most {MAX_STOP_SEQUENCE_COUNT} distinct sequences."
-        )
-        raise RequestRefused("invalid_value", message, key)
+        raise malformed_value(key, f"may hold at most {MAX_STOP_SEQUENCE_COUNT} distinct sequences")
     if sum(map(len, stops)) > MAX_STOP_SEQUENCE_CHARACTERS:
-        message = (
-            f"Invalid value: the sequences of '{key}' may hold at most"
-            f" {MAX_STOP_SEQUENCE_CHARACTERS} characters together."
-        )
-        raise RequestRefused("invalid_value", message, key)
+        limit = f"may hold sequences of at most {MAX_STOP_SEQUENCE_CHARACTERS} characters together"
+        raise malformed_value(key, limit)
     return stops or ABSENT
 
 
 def read_stream(key: str, value: Any, _body: JsonObject) -> object:
     """Whether to stream."""
-    if not isinstance(value, bool):
-        raise wrong_type(key, "a boolean")
-    return True if value else ABSENT
+    return parse_stream(value, key) or ABSENT
 
 
 def read_stream_options(key: str, value: Any, _body: JsonObject) -> object:
     """Checked here, and read by the front alone."""
-    if not isinstance(value, dict):
-        raise wrong_type(key, "an object")
+    require(value, key, dict)
     for name, member in drop_keys(value, CACHE_HINT).items():
         if name not in STREAM_OPTIONS:
             raise unsupported(f"{key}.{name}")
-        if not isinstance(member, bool):
-            raise wrong_type(f"{key}.{name}", "a boolean")
+        require(member, f"{key}.{name}", bool)
     return ABSENT
 
 
 def read_ignored(key: str, value: Any, _body: JsonObject) -> object:
     """A key that is held to its type and otherwise not read."""
-    kind, expectation = IGNORED_TYPES[key]
-    if not isinstance(value, kind):
-        raise wrong_type(key, expectation)
+    require(value, key, IGNORED_TYPES[key])
     return ABSENT
 
 
@@ -280,12 +227,9 @@ def read_absent_at(neutral: object, refuse: Callable[[str], RequestRefused]) -> 
     return read
 
 
-def read_choice_count(key: str, value: Any, _body: JsonObject) -> object:
+def read_choice_count(_key: str, value: Any, _body: JsonObject) -> object:
     """One reply to a request, which asks for nothing."""
-    if not is_integer(value):
-        raise wrong_type(key, "an integer")
-    if value != SUPPORTED_CHAT_CHOICE_COUNT:
-        raise unsupported_value(key, "has to be 1: the horde gives one reply to a request")
+    check_choice_count(value)
     return ABSENT
 
 
@@ -322,9 +266,4 @@ def read_top_logprobs(key: str, value: Any, _body: JsonObject) -> object:
 
 def read_reasoning_effort(key: str, value: Any, _body: JsonObject) -> object:
     """How much the model is to think; `key` is the client's name of it."""
-    if not isinstance(value, str):
-        raise wrong_type(key, "a string")
-    if value not in _REASONING_EFFORTS:
-        message = f"Invalid value: '{key}' has to be one of {', '.join(_REASONING_EFFORTS)}."
-        raise RequestRefused("invalid_value", message, key)
-    return value
+    return parse_reasoning_effort(value, key)

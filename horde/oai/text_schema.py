@@ -12,6 +12,7 @@ from typing import Any, Final, Self
 
 from horde_sdk.generation_parameters.text.chat_limits import MIN_CHAT_MAX_TOKENS
 
+from horde.chat.parameters import check_range, is_integer, is_number
 from horde.chat_contract import (
     ChatAvailabilityMode,
     ChatRequestRefused,
@@ -23,9 +24,6 @@ from horde.oai.readers import (
     ABSENT,
     IGNORED_TYPES,
     Reader,
-    check_range,
-    is_integer,
-    is_number,
     read_absent_at,
     read_ignored,
     read_keys,
@@ -221,7 +219,7 @@ def _read_prompt(key: str, value: Any, _body: JsonObject) -> object:
 def _read_count(key: str, value: Any, _body: JsonObject) -> object:
     if not is_integer(value):
         raise wrong_type(key, "an integer")
-    check_range(key, value, 1, MAX_SAMPLE_COUNT, kind="integer")
+    check_range(key, value, 1, MAX_SAMPLE_COUNT, is_whole=True)
     return value
 
 
@@ -243,8 +241,7 @@ def _read_sampler(key: str, value: Any, _body: JsonObject) -> object:
         raise wrong_type(key, "an integer")
     if not is_number(value):
         raise wrong_type(key, "a number")
-    kind = "integer" if sampler.is_whole else "decimal"
-    check_range(key, value, sampler.least, sampler.most, kind=kind)
+    check_range(key, value, sampler.least, sampler.most, is_whole=sampler.is_whole)
     return 0 if key == "top_k" and value == -1 else value
 
 

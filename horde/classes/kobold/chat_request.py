@@ -9,7 +9,7 @@ contract's order. Source: docs/reference/chat_requests.md.
 import hashlib
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final
@@ -252,7 +252,7 @@ def parse_chat_request(body: object) -> ChatRequest:
         raise malformed_value("body", "has to be a JSON object")
     check_known_keys(body)
     check_unapplied_keys(body)
-    check_choice_count(body.get("n"))
+    _read(body, "n", check_choice_count)
     horde = parse_horde_options(body.get("horde"))
     tools = parse_tools(body.get("tools"))
     models = parse_models(body)
@@ -262,7 +262,7 @@ def parse_chat_request(body: object) -> ChatRequest:
     tool_choice = parse_tool_choice(body.get("tool_choice"), tools)
     parallel_tool_calls = parse_parallel_tool_calls(body.get("parallel_tool_calls"), tools)
     response_format = parse_response_format(body.get("response_format"))
-    stream = parse_stream(body.get("stream"))
+    stream = _read(body, "stream", parse_stream) or False
     check_tool_spec_size(body.get("tools"), body.get("tool_choice"), body.get("response_format"))
     check_strict_schemas(tools, response_format)
     chat = ChatRequest(
@@ -280,6 +280,12 @@ def parse_chat_request(body: object) -> ChatRequest:
     )
     _check_openai_guards(chat)
     return chat
+
+
+def _read[T](body: Mapping[str, object], key: str, parse: Callable[[object], T]) -> T | None:
+    """A key's value; null is absent."""
+    value = body.get(key)
+    return None if value is None else parse(value)
 
 
 def _check_openai_guards(chat: ChatRequest) -> None:
@@ -314,9 +320,9 @@ def build_text_params(body: Mapping[str, object], horde: ChatHordeOptions) -> Js
         "top_p": parse_decimal(body, "top_p"),
         "frequency_penalty": parse_decimal(body, "frequency_penalty"),
         "presence_penalty": parse_decimal(body, "presence_penalty"),
-        "stop_sequence": parse_stop(body.get("stop")),
-        "seed": parse_seed(body.get("seed")),
-        "reasoning_effort": parse_reasoning_effort(body.get("reasoning_effort")),
+        "stop_sequence": _read(body, "stop", parse_stop) or None,
+        "seed": _read(body, "seed", parse_seed),
+        "reasoning_effort": _read(body, "reasoning_effort", parse_reasoning_effort),
     }
     params = {key: value for key, value in sent.items() if value is not None}
     errors = {

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
+from horde.chat.parameters import is_integer, is_number
 from horde.chat.strict_schema import obeys_strict_rules
 from horde.chat_contract import JsonObject
 from horde.oai.anthropic.errors import THREADS_UNSUPPORTED
@@ -28,7 +29,7 @@ from horde.oai.anthropic.refusals import (
 from horde.oai.anthropic.thinking import EFFORTS, parse_thinking
 from horde.oai.anthropic.tools import parse_choice, parse_tool_set
 from horde.oai.leniency import CACHE_HINT
-from horde.oai.readers import ABSENT, Reader, drop, is_integer, is_number, read_horde, read_stop
+from horde.oai.readers import ABSENT, Reader, drop, read_horde, read_stop
 
 NEUTRAL_TOP_K: Final = (0, -1)
 SCHEMA_NAME: Final = "output"

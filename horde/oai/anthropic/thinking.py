@@ -11,6 +11,7 @@ from typing import Final
 
 from horde_sdk.generation_parameters.text.chat_policy import ChatReasoningEffort
 
+from horde.chat.parameters import is_integer
 from horde.oai.anthropic.refusals import (
     check_members,
     missing,
@@ -19,7 +20,6 @@ from horde.oai.anthropic.refusals import (
     require_string,
     wrong_type,
 )
-from horde.oai.readers import is_integer
 
 LOW_BUDGET_TOKENS: Final = 2048
 MEDIUM_BUDGET_TOKENS: Final = 8192

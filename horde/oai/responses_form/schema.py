@@ -16,6 +16,7 @@ from horde_sdk.generation_parameters.text.chat_limits import (
     OPENAI_SAMPLING_RANGES,
 )
 
+from horde.chat.parameters import check_range, is_integer
 from horde.chat_contract import JsonObject
 from horde.oai.errors import RequestRefused
 from horde.oai.leniency import CACHE_HINT, drop_keys
@@ -23,9 +24,7 @@ from horde.oai.readers import (
     ABSENT,
     NEUTRAL_SAMPLERS,
     Reader,
-    check_range,
     drop,
-    is_integer,
     missing,
     read_absent_at,
     read_choice_count,
@@ -142,7 +141,7 @@ def _read_object(key: str, value: Any, _body: JsonObject) -> object:
 def _read_output_limit(key: str, value: Any, _body: JsonObject) -> object:
     if not is_integer(value):
         raise wrong_type(key, "an integer")
-    check_range(key, value, MIN_CHAT_MAX_TOKENS, MAX_CHAT_MAX_TOKENS, kind="integer")
+    check_range(key, value, MIN_CHAT_MAX_TOKENS, MAX_CHAT_MAX_TOKENS, is_whole=True)
     return value
 
 
