@@ -17,7 +17,8 @@ from horde.chat_signal import ChatEvent, publish_chat_event
 from horde.classes.kobold.pricing import count_text_tokens
 from horde.clock import utcnow
 from horde.config import Config
-from horde.database.text_jobs import find_job, list_streamed_jobs, settle_cancelled_job
+from horde.database.settlements import settle_cancelled_job
+from horde.database.text_jobs import find_job, list_streamed_jobs
 from horde.database.text_requests import cancel_text_request, release_hold_when_idle
 from horde.database.text_status import RequestProgress, build_text_status, require_request_progress
 from horde.database.workers import parse_id

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
+from horde.database.job_faults import record_job_refusal
 from horde.database.request_endings import record_chat_refusal, record_chat_worker_fault
-from horde.database.text_jobs import JobFacts, record_job_refusal
+from horde.database.text_jobs import JobFacts
 from horde.db import run_transaction
 from horde.exceptions import HordeError, ServiceUnavailable
 from horde.logger import get_logger

@@ -13,8 +13,9 @@ from horde.classes.kobold.processing_generation import (
     GateShadowOutcome,
     build_gate_shadow_attributes,
 )
+from horde.database.job_faults import Fault, fault_job
 from horde.database.request_endings import record_chat_refusal
-from horde.database.text_jobs import Fault, JobFacts, fault_job, find_job
+from horde.database.text_jobs import JobFacts, find_job
 from horde.db import run_transaction
 from horde.exceptions import BadRequest
 from horde.logger import get_logger

@@ -5,7 +5,8 @@ from decimal import Decimal
 
 from horde.classes.base.worker import is_backend_validated
 from horde.config import Config
-from horde.database.text_jobs import JobFacts, ModelFacts, compute_job_kudos
+from horde.database.settlements import ModelFacts, compute_job_kudos
+from horde.database.text_jobs import JobFacts
 from horde.model_reference import get_text_model_multiplier, is_known_text_model
 
 

@@ -21,15 +21,9 @@ from horde.classes.kobold.processing_generation import (
 )
 from horde.classes.kobold.speed_limits import is_unreasonably_fast
 from horde.config import Config
+from horde.database.settlements import Settlement, Submitted, settle_job, store_fake_reply
 from horde.database.suspects import suspect_worker
-from horde.database.text_jobs import (
-    JobFacts,
-    Settlement,
-    Submitted,
-    find_job,
-    settle_job,
-    store_fake_reply,
-)
+from horde.database.text_jobs import JobFacts, find_job
 from horde.database.text_status import CSAM_METADATA, get_generation_state
 from horde.db import after_commit, reading, run_single_statement, run_transaction
 from horde.logger import get_logger

@@ -29,9 +29,10 @@ from horde.classes.kobold.chat_request import (
 )
 from horde.classes.kobold.processing_generation import TextProcessingGeneration
 from horde.config import Config
+from horde.database.settlements import Submitted
 from horde.database.stats import get_horde_modes
 from horde.database.text_admission import UNKNOWN_KEY
-from horde.database.text_jobs import JobFacts, Submitted, find_job, show_fake_as_real
+from horde.database.text_jobs import JobFacts, find_job, show_fake_as_real
 from horde.database.text_status import CSAM_METADATA
 from horde.database.users import Caller, find_caller
 from horde.database.workers import parse_id

@@ -31,6 +31,7 @@ from horde.classes.kobold.waiting_prompt import (
     retry_chat_image_deletes,
 )
 from horde.config import Config
+from horde.database.job_faults import fault_job
 from horde.database.kudos import FOLD_BATCH, fold_postings, release_hold, release_holds
 from horde.database.queue_classes import (
     TEXT_FAMILY,
@@ -49,7 +50,7 @@ from horde.database.stats import (
     publish_model_figures,
     publish_totals,
 )
-from horde.database.text_jobs import JobFacts, fault_job, find_job
+from horde.database.text_jobs import JobFacts, find_job
 from horde.database.text_queue import (
     list_gained_rows,
     list_queue_rows,

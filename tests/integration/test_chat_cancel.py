@@ -29,7 +29,8 @@ from horde.classes.base.worker import WorkerPerformance
 from horde.classes.kobold.processing_generation import get_unix_seconds
 from horde.clock import utcnow
 from horde.database import threads, users
-from horde.database.text_jobs import Submitted, find_job
+from horde.database.settlements import Submitted
+from horde.database.text_jobs import find_job
 from horde.database.text_requests import cancel_text_request
 from horde.db import transaction
 from horde.exceptions import BadRequest

@@ -21,7 +21,8 @@ from horde.classes.kobold.worker import TextWorker
 from horde.clock import utcnow
 from horde.database import functions, samples, threads, users
 from horde.database.check_ins import find_named_worker, take_check_in, write_check_in
-from horde.database.text_jobs import fault_job, find_job
+from horde.database.job_faults import fault_job
+from horde.database.text_jobs import find_job
 from horde.database.users import find_caller
 from horde.db import transaction
 from horde.shapes.base import parse_shape

@@ -44,7 +44,6 @@ LONG_FILES = {
     "classes/kobold/chat_request.py",
     "config.py",
     "database/_kudos_fold.py",
-    "database/text_jobs.py",
     "database/users.py",
     "oai/app.py",
 }
