@@ -3,8 +3,8 @@
 long the slowest took.
 
 Run by hand: `dev.py bench fuzz --requests 20000`, with `--front` through the OpenAI-compatible
-front. A seed repeats a run; `tests/integration/test_fuzz.py` and `test_chat_front_fuzz.py` run
-short ones.
+front, with `--form messages` in one of its forms alone. A seed repeats a run;
+`tests/integration/test_fuzz.py` and `test_chat_front_fuzz.py` run short ones.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from random import Random
 
 from devtools.services import ServiceAddresses
-from tests.integration._fuzz_front import FuzzFront, fuzz_front
+from tests.integration._fuzz_front import FORMS, FuzzFront, fuzz_front
 from tests.integration._fuzz_horde import FuzzHorde, fuzz_horde
 
 REPORT_EVERY = 1000
@@ -73,10 +73,11 @@ def print_front_summary(front: FuzzFront, seconds: float) -> None:
         print(problem)
 
 
-def attack_front(requests: int, seed: int) -> int:
+def attack_front(requests: int, seed: int, form: str | None) -> int:
     """Attack the front, and print what happened. 1 when anything was wrong."""
     random, started = Random(seed), time.monotonic()
-    with fuzz_front(read_addresses(), "fuzz") as front:
+    with fuzz_front(read_addresses(), f"fuzz_{form}") as front:
+        front.form = form
         for done in range(0, requests, REPORT_EVERY):
             front.attack(random, min(REPORT_EVERY, requests - done))
             print(
@@ -96,9 +97,10 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--requests", type=int, default=20_000, help="how many (%(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="repeats a run (%(default)s)")
     parser.add_argument("--front", action="store_true", help="through the OpenAI-compatible front")
+    parser.add_argument("--form", choices=sorted(FORMS), help="of the front alone, with --front")
     options = parser.parse_args(words)
-    if options.front:
-        return attack_front(options.requests, options.seed)
+    if options.front or options.form:
+        return attack_front(options.requests, options.seed, options.form)
     random, started = Random(options.seed), time.monotonic()
     with fuzz_horde(read_addresses(), "fuzz") as horde:
         for done in range(0, options.requests, REPORT_EVERY):

@@ -20,7 +20,7 @@ from typing import Any, TextIO
 
 import psycopg2
 
-from benchmarks._bodies import build_pop, build_text_request
+from benchmarks._bodies import MODEL, OTHER_MODEL, build_pop, build_text_request
 from benchmarks._counters import read_tree_cpu
 from benchmarks._front import read_memory_kib, running_front
 from benchmarks._http import Connection, Timings
@@ -56,6 +56,9 @@ class Row:
     idle_answers: int  # waits that ended without a job
     accepted_ms: tuple[float, float]  # p50 and p99 from the 202 to the job
     sent_ms: tuple[float, float]  # and from sending the request
+    # A worker that pops at the API itself, the moment a request is accepted: the least that the
+    # machine, as busy as it is, lets a job take.
+    direct_ms: tuple[float, float]
 
 
 class WaitingWorker:
@@ -146,8 +149,10 @@ async def measure(
     await asyncio.sleep(QUIET_SECONDS)
     share = (read_tree_cpu(front_id) - cpu) / (time.monotonic() - started)
     client = Connection(api.port, payer.api_key, Timings())
+    polling = Connection(api.port, owner.api_key, Timings())
     accepted: list[float] = []
     sent: list[float] = []
+    direct: list[float] = []
     try:
         for number in range(WARM_UP_JOBS + options.jobs):
             began, taken = await asyncio.to_thread(request, client, f"job {number}")
@@ -158,8 +163,13 @@ async def measure(
                 accepted.append(max(came - taken, 0.0))
                 sent.append(came - began)
             await asyncio.sleep(PAUSE_SECONDS)
+            seconds = await asyncio.to_thread(pop_directly, client, polling)
+            if number >= WARM_UP_JOBS:
+                direct.append(seconds)
+            await asyncio.sleep(PAUSE_SECONDS)
     finally:
         client.close()
+        polling.close()
         for task in tasks:
             task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -172,6 +182,7 @@ async def measure(
         idle_answers=sum(worker.idle_answers for worker in workers),
         accepted_ms=pick(accepted),
         sent_ms=pick(sent),
+        direct_ms=pick(direct),
     )
 
 
@@ -187,11 +198,22 @@ def await_workers(database_url: str, count: int) -> None:
                 time.sleep(0.2)
 
 
-def request(client: Connection, tag: str) -> tuple[float, float]:
+def request(client: Connection, tag: str, model: str = MODEL) -> tuple[float, float]:
     """When a request was sent, and when it was accepted."""
     began = time.perf_counter()
-    client.call("async", "POST", "/generate/text/async", build_text_request(tag))
+    client.call("async", "POST", "/generate/text/async", build_text_request(tag, model=model))
     return began, time.perf_counter()
+
+
+def pop_directly(client: Connection, worker: Connection) -> float:
+    """Seconds from an accepted request to its job, for a worker that asks in that moment."""
+    _, accepted = request(client, "direct", OTHER_MODEL)
+    body = build_pop("polling", is_chat=False, model=OTHER_MODEL)
+    job = worker.call("pop", "POST", "/generate/text/pop", body)
+    came = time.perf_counter()
+    if job["id"] is None:
+        raise RuntimeError("a request that was accepted is not there")
+    return came - accepted
 
 
 def pick(seconds: list[float]) -> tuple[float, float]:
@@ -203,16 +225,18 @@ def pick(seconds: list[float]) -> tuple[float, float]:
 
 HEADER = (
     f"{'workers':>8} {'jobs':>6} {'KiB/worker':>10} {'quiet core':>10}"
-    f" {'202 to job p50/p99':>19} {'sent to job p50/p99':>20}"
+    f" {'202 to job p50/p99':>19} {'sent to job p50/p99':>20} {'direct p50/p99':>15}"
 )
 
 
 def format_row(row: Row) -> str:
     """A line of the table."""
-    accepted, sent = (f"{p50:.1f}/{p99:.1f}" for p50, p99 in (row.accepted_ms, row.sent_ms))
+    accepted, sent, direct = (
+        f"{p50:.1f}/{p99:.1f}" for p50, p99 in (row.accepted_ms, row.sent_ms, row.direct_ms)
+    )
     return (
         f"{row.workers:8} {row.jobs:6} {row.worker_kib:10.1f} {row.quiet_core_share:10.1%}"
-        f" {accepted:>19} {sent:>20}"
+        f" {accepted:>19} {sent:>20} {direct:>15}"
     )
 
 

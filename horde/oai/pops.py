@@ -128,6 +128,7 @@ class Pops:
         all workers ask soon, spread over the time of a poll.
         """
         self._hears = hears
+        self._room.forget_looks()
         for waiter in list(self._waiters.values()):
             if not waiter.is_asking:
                 self._ask_later(waiter, random.uniform(0, self._config.poll_seconds))
@@ -253,7 +254,14 @@ class Pops:
         self._ask(self._waiters[place], _Reason.HINT)
 
     def _ask_by_timer(self, waiter: Waiter) -> None:
+        """Ask, unless another worker of the same models has meanwhile, and nothing waits for
+        them: so one of a thousand asks where all would hear the same.
+        """
         if waiter.place is not None:
+            since_look = self._room.measure_look(waiter.place)
+            if since_look < self._pause_seconds * (1 - JITTER_SHARE):
+                self._ask_later(waiter, self._draw_pause() - since_look)
+                return
             self._room.begin(waiter.place)
         self._ask(waiter, _Reason.TIMER)
 
@@ -315,9 +323,13 @@ class Pops:
             pause = max(_parse_pause(answer.headers.get("retry-after")), pause)
         self._ask_later(waiter, _add_jitter(pause))
 
-    def _draw_pause(self) -> float:
+    @property
+    def _pause_seconds(self) -> float:
         config = self._config
-        return _add_jitter(config.subscribed_poll_seconds if self._hears else config.poll_seconds)
+        return config.subscribed_poll_seconds if self._hears else config.poll_seconds
+
+    def _draw_pause(self) -> float:
+        return _add_jitter(self._pause_seconds)
 
     def _ask_later(self, waiter: Waiter, seconds: float) -> None:
         if waiter.timer is not None:

@@ -11,7 +11,9 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 from horde.text_work import TextWork
 
@@ -113,11 +115,23 @@ class Call:
         return ((self.work.is_chat, model) for model in self.work.models)
 
 
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Look:
+    """When a worker of some models last heard that nothing waits for them. All waiting workers of
+    just these models share it.
+    """
+
+    began_at: float = -inf
+
+
 @dataclass(slots=True, eq=False)
 class Place:
     """One waiting worker. It either stands free, or asks, or rests until it is made free again."""
 
     offer: Offer
+    look: Look
+    asked_at: float
+    is_free: bool = False
     call: Call | None = None  # for which it asks
     # Number of the last work that it cannot have missed when it last asked.
     seen: int = 0
@@ -137,10 +151,15 @@ class WaitingRoom:
     _latest: int = 0
     _hand_ons: int = 0
     _hand_ons_until: float = 0.0
+    _looks: "WeakValueDictionary[object, Look]" = field(default_factory=WeakValueDictionary)
 
     def enter(self, offer: Offer) -> Place:
         """A place for a worker that asks right away: it misses nothing from now on."""
-        return Place(offer, seen=self._latest)
+        key = offer.text_models, offer.chat_model
+        look = self._looks.get(key)
+        if look is None:
+            look = self._looks[key] = Look()
+        return Place(offer, look, asked_at=self.clock(), seen=self._latest)
 
     def take_work(self, work: TextWork) -> None:
         """Call workers for what the queue gained."""
@@ -152,15 +171,28 @@ class WaitingRoom:
     def begin(self, place: Place) -> None:
         """The worker asks now, called or by itself."""
         self._take_off(place)
-        place.seen = self._latest
+        place.seen, place.asked_at, place.is_free = self._latest, self.clock(), False
+
+    def measure_look(self, place: Place) -> float:
+        """Seconds since a worker of the same models began to ask that then heard that nothing waits
+        for them; infinite for a place that does not stand free.
+        """
+        return self.clock() - place.look.began_at if place.is_free else inf
+
+    def forget_looks(self) -> None:
+        """What was found so far says nothing any more."""
+        for look in self._looks.values():
+            look.began_at = -inf
 
     def end_empty(self, place: Place, *, is_work_left: bool) -> None:
         """It came back with nothing, and stands free. Without `is_work_left` nothing waits for its
         models, so others need not ask for what it was called for.
         """
-        if place.call is not None and not is_work_left:
-            place.call.left, place.call = 0, None
-        place.turn = next(self._turns)
+        if not is_work_left:
+            place.look.began_at = place.asked_at
+            if place.call is not None:
+                place.call.left, place.call = 0, None
+        place.turn, place.is_free = next(self._turns), True
         for shelf in place.offer.list_shelves():
             self._shelves.setdefault(shelf, {})[place] = None
         self._hand_on(place)

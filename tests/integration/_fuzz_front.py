@@ -10,9 +10,10 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from random import Random
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -54,13 +55,62 @@ DECLARED = {
 }
 
 
+def list_chat_examples(key: str) -> list[Example]:
+    """Bodies that the front serves, and its other routes."""
+    whole = FULL_CHAT | {"horde": {"slow_workers": True, "max_kudos": 100_000}}
+    plain = {
+        "model": FULL_CHAT["model"],
+        "messages": [{"role": "user", "content": MARKER}],
+        "max_tokens": 16,
+    }
+    ignored = {
+        "user": "a",
+        "metadata": {"a": "b"},
+        "store": False,
+        "service_tier": "auto",
+        "logprobs": False,
+        "top_k": 0,
+    }
+    quote = whole | {"horde": {"dry_run": True}, "stream": False}
+    stream = plain | {"stream": True, "stream_options": {"include_usage": True}}
+    return [
+        *[Example("POST", PATH, quote, key=key)] * 6,
+        Example("POST", PATH, whole, key=key),
+        Example("POST", PATH, plain | ignored, key=key),
+        Example("POST", PATH, stream, key=key),
+        Example("GET", "/v1/models", query={"a": "b"}),
+        Example("GET", "/v1/models/*"),
+        Example("GET", "/v1/*"),
+        Example("GET", "/health"),
+    ]
+
+
+def list_completion_examples(key: str) -> list[Example]:
+    """Bodies of text completions."""
+    stream = {"model": FULL_CHAT["model"], "prompt": "a", "stream": True}
+    return [
+        *[Example("POST", TEXT_PATH, FULL_TEXT, key=key)] * 3,
+        Example("POST", TEXT_PATH, FULL_TEXT | {"prompt": "a", "horde": {}}, key=key),
+        Example("POST", TEXT_PATH, stream, key=key),
+    ]
+
+
+FORMS: Mapping[str, Callable[[str], list[Example]]] = MappingProxyType(
+    {
+        "chat": list_chat_examples,
+        "completions": list_completion_examples,
+        "responses": list_response_examples,
+        "messages": _fuzz_messages.list_message_examples,
+    }
+)
+
+
 class FuzzFront:
     """A front, its API, and a record of what was wrong."""
 
     def __init__(self, horde: FuzzHorde, url: str) -> None:
         self.horde = horde
-        self.only: Callable[[str], list[Example]] | None = None  # what alone is attacked
-        self.is_for_messages = False  # Anthropic's form is attacked, instead of OpenAI's
+        self.form: str | None = None  # what alone is attacked, a key of FORMS
         self.statuses: Counter[int] = Counter()
         self.codes: Counter[str] = Counter()
         self.problems: list[str] = []
@@ -77,50 +127,14 @@ class FuzzFront:
         self._connection.close()
 
     def list_examples(self) -> list[Example]:
-        """Bodies that the front serves, and its other routes."""
+        """What is attacked: the form that was chosen, else all of OpenAI's."""
         key = self.horde.chat.requester_key
-        if self.only is not None:
-            return self.only(key)
-        if self.is_for_messages:
-            return _fuzz_messages.list_message_examples(key)
-        whole = FULL_CHAT | {"horde": {"slow_workers": True, "max_kudos": 100_000}}
-        plain = {
-            "model": FULL_CHAT["model"],
-            "messages": [{"role": "user", "content": MARKER}],
-            "max_tokens": 16,
-        }
-        ignored = {
-            "user": "a",
-            "metadata": {"a": "b"},
-            "store": False,
-            "service_tier": "auto",
-            "logprobs": False,
-            "top_k": 0,
-        }
+        if self.form is not None:
+            return FORMS[self.form](key)
         return [
-            *[Example("POST", PATH, whole | {"horde": {"dry_run": True}, "stream": False}, key=key)]
-            * 6,
-            Example("POST", PATH, whole, key=key),
-            Example("POST", PATH, plain | ignored, key=key),
-            Example(
-                "POST",
-                PATH,
-                plain | {"stream": True, "stream_options": {"include_usage": True}},
-                key=key,
-            ),
-            *[Example("POST", TEXT_PATH, FULL_TEXT, key=key)] * 3,
-            Example("POST", TEXT_PATH, FULL_TEXT | {"prompt": "a", "horde": {}}, key=key),
-            Example(
-                "POST",
-                TEXT_PATH,
-                {"model": FULL_CHAT["model"], "prompt": "a", "stream": True},
-                key=key,
-            ),
-            Example("GET", "/v1/models", query={"a": "b"}),
-            Example("GET", "/v1/models/*"),
-            Example("GET", "/v1/*"),
+            *list_chat_examples(key),
+            *list_completion_examples(key),
             *list_response_examples(key),
-            Example("GET", "/health"),
         ]
 
     def attack(self, random: Random, count: int) -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from devtools.services import ServiceAddresses
 from tests.integration._fuzz_front import FuzzFront, fuzz_front
-from tests.integration._fuzz_responses import list_response_examples
 
 SEED = 6
 ATTACK_COUNT = 500
@@ -23,21 +22,9 @@ def front(service_urls: ServiceAddresses) -> Iterator[FuzzFront]:
 
 
 @pytest.mark.slow
-def test_90_no_mutated_response_does_harm(front: FuzzFront) -> None:
-    front.only = list_response_examples
-    front.statuses.clear()
-    try:
-        front.attack(Random(SEED), ATTACK_COUNT)
-    finally:
-        front.only = None
-    assert not front.problems, f"{len(front.problems)} problems\n" + "\n".join(front.problems[:20])
-    assert front.statuses[200] > ATTACK_COUNT / 50
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("is_for_messages", [False, True], ids=["openai", "anthropic"])
-def test_no_mutated_request_does_harm(front: FuzzFront, *, is_for_messages: bool) -> None:
-    front.is_for_messages = is_for_messages
+@pytest.mark.parametrize("form", [None, "responses", "messages"])
+def test_90_no_mutated_request_does_harm(front: FuzzFront, form: str | None) -> None:
+    front.form = form
     front.statuses.clear()
     front.attack(Random(SEED), ATTACK_COUNT)
     assert not front.problems, f"{len(front.problems)} problems\n" + "\n".join(front.problems[:20])

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """Which waiting workers are called when the queue gains something."""
 
+import gc
 import random
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 import pytest
@@ -225,3 +227,57 @@ WITHOUT_COUNT = '{"models":["a"],"is_chat":true,"count":0,"max_length":1,"max_co
 )
 def test_what_is_no_hint_is_nothing(text: str) -> None:
     assert parse_text_work(text) is None
+
+
+def test_one_look_that_found_nothing_counts_for_all_of_the_same_models(room: Room) -> None:
+    first, second, other = room.enter("a"), room.enter("a"), room.enter("a", "b")
+    room.now = 10.0
+    assert room.room.measure_look(second) == 10.0
+    room.room.begin(first)
+    room.now = 12.0
+    assert room.room.measure_look(second) == 12.0  # it may still find something
+    room.room.end_empty(first, is_work_left=False)
+    assert [room.room.measure_look(place) for place in (first, second)] == [2.0, 2.0]
+    assert room.room.measure_look(other) == 12.0
+
+
+def test_a_look_that_found_work_for_others_counts_for_nobody(room: Room) -> None:
+    first, second = room.enter("a"), room.enter("a")
+    room.now = 10.0
+    room.room.begin(first)
+    room.room.end_empty(first, is_work_left=True)
+    assert room.room.measure_look(second) == 10.0
+
+
+def test_looks_are_forgotten_when_hints_were_missed(room: Room) -> None:
+    place = room.enter("a")
+    room.room.forget_looks()
+    assert room.room.measure_look(place) == inf
+
+
+def test_a_worker_that_could_not_ask_asks_again_whatever_others_found(room: Room) -> None:
+    first, second = room.enter("a"), room.enter("a")
+    room.room.begin(first)
+    room.room.rest(first)
+    room.room.begin(second)
+    room.room.end_empty(second, is_work_left=False)
+    assert room.room.measure_look(first) == inf
+
+
+def test_looks_are_kept_no_longer_than_their_workers(room: Room) -> None:
+    for number in range(100):
+        room.room.leave(room.enter(f"model {number}"))
+    gc.collect()
+    assert not room.room._looks
+
+
+def test_of_thousands_only_as_many_are_called_as_there_are_jobs(room: Room) -> None:
+    places = [room.enter("a") for _ in range(5000)]
+    for count in (1, 3, 50):
+        room.room.take_work(work("a", count=count))
+        called = room.take_called()
+        assert (len(called), len(set(called))) == (count, count)
+        for place in called:
+            room.room.end_served(place)
+        assert room.take_called() == []
+    assert len(places) == 5000
