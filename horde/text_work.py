@@ -20,6 +20,8 @@ TEXT_WORK_CHANNEL: Final = "horde:text_work"
 # worker's models wait that it may not take.
 POPPING_ADDRESS_HEADER: Final = "horde-popping-address"
 WORK_LEFT_HEADER: Final = "horde-work-left"
+# Of an answer of the API to a worker that would wait: below which address its pops may.
+WAITING_POPS_HEADER: Final = "Horde-Waiting-Pops"
 
 
 @dataclass(frozen=True, slots=True)

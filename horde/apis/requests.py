@@ -15,7 +15,7 @@ from horde.exceptions import BadRequest, Forbidden, PayloadInvalid, RequestTooLa
 from horde.json_body import parse_json_body
 from horde.return_codes import ReturnCode
 from horde.settings import Network
-from horde.text_work import POPPING_ADDRESS_HEADER
+from horde.text_work import POPPING_ADDRESS_HEADER, WAITING_POPS_HEADER
 
 DEFAULT_BODY_BYTES = 10 * 1024 * 1024  # every native route but the chat submit
 DEFAULT_CLIENT_AGENT = "unknown:0:unknown"
@@ -124,6 +124,15 @@ def is_passed_on_by_front() -> bool:
             " the operator to name the front in HORDE_TRUSTED_PROXIES."
         )
     return True
+
+
+def build_waiting_headers(front_url: str) -> dict[str, str]:
+    """Where a worker that would wait for a job may do so, as a header of its pop's answer: the API
+    itself answers at once. `front_url` is empty where no front is known.
+    """
+    if not front_url or "wait" not in request.headers.get("Prefer", "").lower():
+        return {}
+    return {WAITING_POPS_HEADER: f"{front_url.rstrip('/')}/api"}
 
 
 def is_proxied() -> bool:

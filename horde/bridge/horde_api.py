@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 
-from horde.bridge.addresses import hide_password, trusts_environment
+from horde.bridge.addresses import hide_password, parse_address, trusts_environment
 from horde.bridge.pop_lines import PopLines
 from horde.bridge.refusals import JsonObject, describe_failure, parse_json, parse_retry_after
 from horde.logger import get_logger
@@ -38,11 +38,14 @@ class HordeUnavailable(Exception):
         retry_after_seconds: float | None = None,
         *,
         is_no_horde: bool = False,
+        is_elsewhere: bool = False,
     ) -> None:
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
         self.is_no_horde = is_no_horde
         """Whether something answered, but nothing that a horde says."""
+        self.is_elsewhere = is_elsewhere
+        """Whether it was not the API that was asked, but where that lets workers wait."""
 
 
 class WrongAddress(Exception):
@@ -83,6 +86,7 @@ class HordeApi:
 
         self._client = build_client()
         self._lines = PopLines(build_client)
+        self._waiting_url: str | None = None  # where the API says that workers may wait
 
     def pop(
         self, body: JsonObject, timeout_seconds: float = POP_TIMEOUT_SECONDS
@@ -95,14 +99,45 @@ class HordeApi:
 
     def wait_for_job(self, body: JsonObject, wait_seconds: int) -> tuple[JsonObject | None, bool]:
         """Ask for a job, and to be kept waiting for so long while there is none: the job, and
-        whether this horde keeps workers waiting.
+        whether this horde keeps workers waiting. An API that does not itself names the address that
+        does, and the next such call goes there.
 
-        Raises as ``pop``, also once ``stop_waiting`` was called.
+        Raises as ``pop``, also once ``stop_waiting`` was called. What the other address refuses,
+        the API may grant, so there it is ``HordeUnavailable``.
         """
-        prefer = {"Prefer": f"wait={wait_seconds}"}
-        response = self._send(self._lines.post, POP_PATH, body, POP_TIMEOUT_SECONDS, headers=prefer)
+        elsewhere = self._waiting_url
+        try:
+            response = self._send(
+                self._lines.post,
+                POP_PATH,
+                body,
+                POP_TIMEOUT_SECONDS,
+                base_url=elsewhere,
+                headers={"Prefer": f"wait={wait_seconds}"},
+            )
+            answer = _judge_pop(response)
+        except (HordeUnavailable, HordeRefusal) as error:
+            if elsewhere is None:
+                raise
+            self._waiting_url = None
+            raise HordeUnavailable(str(error), is_elsewhere=True) from error
         is_kept = response.headers.get("Preference-Applied", "").startswith("wait")
-        return _judge_pop(response), is_kept
+        if not is_kept:
+            self._waiting_url = self._find_waiting_url(response.headers.get("Horde-Waiting-Pops"))
+        return answer, is_kept
+
+    def _find_waiting_url(self, announced: str | None) -> str | None:
+        """The address that an API announces; None for one that is no place for a key."""
+        if announced is None:
+            return None
+        try:
+            url = parse_address(announced, "Horde-Waiting-Pops")
+        except ValueError:
+            return None
+        if self._url.startswith("https:") and not url.startswith("https:"):
+            return None
+        logger.info("horde.bridge.waits_at", extra={"url": hide_password(url)})
+        return url
 
     @property
     def has_stopped_waiting(self) -> bool:
@@ -183,13 +218,15 @@ class HordeApi:
         path: str,
         body: JsonObject,
         timeout_seconds: float,
+        *,
+        base_url: str | None = None,
         **options: Any,
     ) -> httpx.Response:
         timeout = httpx.Timeout(
             timeout_seconds, connect=min(CONNECT_TIMEOUT_SECONDS, timeout_seconds)
         )
         try:
-            return post(self._url + path, json=body, timeout=timeout, **options)
+            return post((base_url or self._url) + path, json=body, timeout=timeout, **options)
         except httpx.HTTPError as error:
             raise HordeUnavailable(describe_failure(error)) from error
 

@@ -107,7 +107,7 @@ class Popper:
             if self._horde.has_stopped_waiting:
                 raise NotAsked from error
             self._plain_until = time.monotonic() + WITHOUT_WAITING_SECONDS
-            if not self._keeps_waiting:
+            if not (self._keeps_waiting or error.is_elsewhere):
                 raise
             return self._horde.pop(body)
         # A front that is ending applies the preference and answers at once.

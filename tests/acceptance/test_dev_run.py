@@ -19,6 +19,7 @@ import pytest
 
 from devtools.processes import find_free_ports, read_start_stamp
 from devtools.services import Services
+from tests.acceptance._stack import wait_until
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SECONDS = 180  # a busy machine; an idle one needs fifteen
@@ -81,6 +82,10 @@ def test_two_stacks_run_side_by_side_and_start_again(states: list[Path], tiny_ba
         first["model"]
     ]
     assert get(f"{second['front_url']}/models", "")["data"] == []
+
+    # The worker knows the API's address alone, and waits at the front.
+    worker_log = Path(first["logs"]) / "worker.log"
+    wait_until(lambda: "horde.bridge.waits_at" in worker_log.read_text(), SECONDS, log=worker_log)
 
     # One supervisor for a state.
     assert dev("run", "--state", str(states[0]), "--port", "7999").returncode == 1

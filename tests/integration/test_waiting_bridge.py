@@ -15,6 +15,7 @@ from devtools.services import ServiceAddresses
 from horde.bridge import popping
 from horde.bridge.horde_api import HordeApi
 from horde.bridge.loop import Bridge
+from tests.integration._fake_chat_worker import build_pop_body
 from tests.integration.chat_front import FrontStack, run_front_stack, wait_until
 from tests.integration.own_redis import own_redis
 from tests.unit.bridge.scripted import (
@@ -29,20 +30,25 @@ POP_PATH = "/api/v2/generate/text/pop"
 
 @dataclass
 class Proxy(httpx.BaseTransport):
-    """What stands before a horde: pops go to the front, everything else to the API."""
+    """What stands before a horde: its pops go where a test says, everything else to the API."""
 
     stack: FrontStack
     pops_go_to: str
     pops: list[tuple[str | None, int]] = field(default_factory=list)  # preference and status
+    at_front: int = 0  # calls to the address that the API announces
 
     def __post_init__(self) -> None:
         self._network = httpx.HTTPTransport()
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         is_pop = request.url.path == POP_PATH
-        place = httpx.URL(self.pops_go_to if is_pop else self.stack.native_url)
+        is_at_front = request.url.host == "front.test"
+        to = self.stack.url if is_at_front else self.pops_go_to
+        place = httpx.URL(to if is_pop else self.stack.native_url)
         request.url = request.url.copy_with(host=place.host, port=place.port)
         response = self._network.handle_request(request)
+        if is_at_front:
+            self.at_front += 1
         if is_pop:
             self.pops.append((request.headers.get("prefer"), response.status_code))
         return response
@@ -55,21 +61,38 @@ class Proxy(httpx.BaseTransport):
         self._network.close()
 
 
-@pytest.fixture
-def stack(
-    service_urls: ServiceAddresses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@contextmanager
+def running_stack(
+    service_urls: ServiceAddresses, tmp_path: Path, name: str, **native: str
 ) -> Iterator[FrontStack]:
-    monkeypatch.setattr(popping, "WITHOUT_WAITING_SECONDS", 600.0)
     with (
         own_redis(tmp_path) as redis,
         run_front_stack(
             service_urls,
-            "waiting_bridge",
+            name,
+            native=native,
             redis_url=redis.url,
             poll_seconds=0.2,
             max_waiting_pops_per_caller=1,
         ) as stack,
     ):
+        yield stack
+
+
+@pytest.fixture
+def stack(
+    service_urls: ServiceAddresses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[FrontStack]:
+    monkeypatch.setattr(popping, "WITHOUT_WAITING_SECONDS", 600.0)
+    with running_stack(service_urls, tmp_path, "waiting_bridge") as stack:
+        yield stack
+
+
+@pytest.fixture
+def announcing(service_urls: ServiceAddresses, tmp_path: Path) -> Iterator[FrontStack]:
+    """One whose API says where its front is."""
+    announced = {"front_url": "http://front.test/"}
+    with running_stack(service_urls, tmp_path, "announcing", **announced) as stack:
         yield stack
 
 
@@ -131,3 +154,28 @@ def test_a_bridge_that_is_one_too_many_polls_instead(stack: FrontStack) -> None:
             wait_until(lambda: len(second.pops) >= 3)
             assert second.pops[0] == ("wait=20", 429)
             assert set(second.pops[1:]) == {(None, 200)}
+
+
+def test_a_bridge_that_is_told_of_the_api_alone_finds_where_it_may_wait(
+    announcing: FrontStack,
+) -> None:
+    proxy = Proxy(announcing, announcing.native_url)
+    with running_bridge(announcing, proxy):
+        wait_until(lambda: proxy.pops)
+        for _ in range(2):
+            request_id = queue_text(announcing)
+            wait_until(lambda found=request_id: is_done(announcing, found))  # type: ignore[misc]
+        wait_until(lambda: proxy.at_front)
+    assert proxy.pops[0] == ("wait=20", 200)
+
+
+def test_no_address_is_announced_to_who_did_not_ask(announcing: FrontStack) -> None:
+    url = announcing.native_url.removesuffix("/api") + POP_PATH
+    for preference, announced in (
+        ({"Prefer": "wait=20"}, "http://front.test/api"),
+        ({"Prefer": "respond-async"}, None),
+        ({}, None),
+    ):
+        headers = {"apikey": announcing.horde.owner_key, **preference}
+        answer = httpx.post(url, json=build_pop_body(), headers=headers)
+        assert (answer.status_code, answer.headers.get("horde-waiting-pops")) == (200, announced)

@@ -21,6 +21,7 @@ from horde.actions.status import read_sent_request, show_request_status
 from horde.actions.store_objects import prepare_messages_offload, upload_source_images
 from horde.actions.submit import Submit, parse_text_body, prepare_chat_submission, submit_job
 from horde.apis.requests import (
+    build_waiting_headers,
     get_client_address,
     get_client_agent,
     get_config,
@@ -242,8 +243,9 @@ class TextJobPop(Resource):
             now=utcnow(),
         )
         jobs = pop_text_jobs(pop)
-        headers = {WORK_LEFT_HEADER: str(jobs.is_work_left).lower()} if is_passed_on else {}
-        return jobs.dump(), 200, headers
+        if is_passed_on:
+            return jobs.dump(), 200, {WORK_LEFT_HEADER: str(jobs.is_work_left).lower()}
+        return jobs.dump(), 200, build_waiting_headers(get_config().front_url)
 
     # Judged inside the action, after the account.
     validate_chat_declaration = staticmethod(parse_chat_declaration_fields)
