@@ -31,8 +31,8 @@ from benchmarks._front import (
     running_front,
 )
 from benchmarks.front_streams import measure_streams, pick
-from horde.config import build_redis_url
 from horde.redis_ctrl import chat_signal_db
+from horde.setting_kinds import build_redis_url
 
 FORMS = (CHAT, MESSAGES, RESPONSES)
 WARM_UP_CALLS = 20

@@ -33,8 +33,8 @@ from benchmarks._stack import STOP_SECONDS
 from devtools import clients
 from devtools.bootstrap import SetupError
 from devtools.processes import find_free_ports
-from horde.config import build_redis_url
 from horde.redis_ctrl import chat_signal_db
+from horde.setting_kinds import build_redis_url
 
 FRONT, LITELLM = "front", "LiteLLM"
 START_SECONDS = 180  # without bytecode on a busy machine; an idle one needs fifteen

@@ -36,8 +36,8 @@ from benchmarks._front import (
 from benchmarks._http import Timings
 from benchmarks._load import Parties, introduce_workers, name_worker
 from benchmarks._stack import make_account, own_database, running_api, season_workers
-from horde.config import build_redis_url
 from horde.redis_ctrl import chat_signal_db
+from horde.setting_kinds import build_redis_url
 
 FUNDS = 1_000_000_000
 TICK_SECONDS = 0.01  # posts of many workers are spread over each second in steps of this

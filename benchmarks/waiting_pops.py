@@ -25,8 +25,8 @@ from benchmarks._counters import read_tree_cpu
 from benchmarks._front import read_memory_kib, running_front
 from benchmarks._http import Connection, Timings
 from benchmarks._stack import Account, Api, make_account, own_database, running_api, season_workers
-from horde.config import build_redis_url
 from horde.redis_ctrl import chat_signal_db
+from horde.setting_kinds import build_redis_url
 
 FUNDS = 1_000_000_000
 WAIT_SECONDS = 30

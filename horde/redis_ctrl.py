@@ -20,9 +20,10 @@ from redis.retry import Retry
 
 from horde import metrics, tally
 from horde.circuit_breaker import CircuitBreaker
-from horde.config import CHAT_SIGNAL_DATABASE, Config, build_redis_url
+from horde.config import Config
 from horde.logger import get_logger
 from horde.runtime import Part
+from horde.setting_kinds import CHAT_SIGNAL_DATABASE, build_redis_url
 
 logger = get_logger(__name__)
 

@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 
 from horde import r2
 from horde.cli.bridge import BACKEND_KEY_VARIABLE, KEY_VARIABLE
-from horde.config import SETTINGS, Config, FrontConfig
+from horde.config import Config
 from horde.database.fitness import (
     NEEDED_ENCODING,
     check_encoding,
@@ -23,9 +23,11 @@ from horde.database.fitness import (
     read_server_version,
 )
 from horde.database.migrate import SchemaError, check_secret_key, require_current_schema
+from horde.front_config import FrontConfig
 from horde.outbound import OutboundFailed, fetch_text
 from horde.r2 import StoreUnavailable
 from horde.redis_ctrl import build_client, cache_db
+from horde.setting_kinds import DatabaseParts, RedisParts
 from horde.settings import ConfigError, iter_settings
 
 EXIT_MISFIT = 1  # the settings can be used, and a service does not fit them
@@ -35,6 +37,8 @@ ANSWER_SECONDS = 30.0
 PROBE_KEY = "horde:config_check"
 PROBE_MILLISECONDS = 1000
 MAX_ANSWER_BYTES = 64 * 1024
+SETTINGS = (Config, FrontConfig, DatabaseParts, RedisParts)
+"""Every dataclass of settings that the server and the front read."""
 # Read by other programs of this project.
 OTHER_NAMES = frozenset({KEY_VARIABLE, BACKEND_KEY_VARIABLE, "HORDE_PYTHON"})
 

@@ -6,7 +6,7 @@ import os
 import sys
 
 from horde.cli.options import read_with_options
-from horde.config import FrontConfig
+from horde.front_config import FrontConfig
 from horde.logger import configure_logging
 from horde.oai.server import serve_front
 

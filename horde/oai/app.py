@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from horde import metrics
 from horde.chat_contract import WORKER_FAULT_MESSAGES, ChatContextFit
-from horde.config import FrontConfig
+from horde.front_config import FrontConfig
 from horde.logger import build_failure_fields, get_logger
 from horde.oai.anthropic import errors as anthropic_errors
 from horde.oai.anthropic.form import CountService, MessagesForm, MessagesService

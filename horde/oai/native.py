@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from horde import metrics
-from horde.config import FrontConfig
+from horde.front_config import FrontConfig
 from horde.logger import get_logger
 from horde.oai.errors import NativeRefused, NativeUnavailable
 from horde.oai.http import HeaderPairs, HttpAnswer, HttpClient, HttpFailure

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse
 from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
-from horde.config import FrontConfig
+from horde.front_config import FrontConfig
 from horde.oai.responses import send_bytes
 from horde.web.files import HEADERS, HTML_TYPE, KINDS, STATIC_FOLDER
 

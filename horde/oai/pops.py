@@ -24,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 
 from horde import metrics
 from horde.chat_contract import JsonObject
-from horde.config import FrontConfig
+from horde.front_config import FrontConfig
 from horde.logger import get_logger
 from horde.oai.bodies import INLINE_BYTES, BodyReader, ClientGone, IncomingBody
 from horde.oai.callers import find_client_address

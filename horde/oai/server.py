@@ -12,7 +12,7 @@ from typing import Final
 
 import uvicorn
 
-from horde.config import FrontConfig
+from horde.front_config import FrontConfig
 from horde.logger import get_logger
 from horde.oai.app import create_front_app
 from horde.oai.connection import FrontConnection

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from horde.config import FrontConfig
+from horde.front_config import FrontConfig
 from horde.logger import get_logger
 from horde.oai.errors import NativeUnavailable, WaitDetails, WaitFailed, WaitFailure
 from horde.oai.native import (

@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from devtools.services import ServiceAddresses
-from horde.config import FrontConfig
+from horde.front_config import FrontConfig
 from tests.fuzz import KEY_MARK, MARKER, Attack, Attacker, Example
 from tests.integration import _fuzz_messages
 from tests.integration._fuzz_horde import ALL_FEATURES, FULL_CHAT, FuzzHorde, fuzz_horde

@@ -23,7 +23,7 @@ from flask import Flask
 from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 
 from devtools.services import ServiceAddresses
-from horde.config import FrontConfig
+from horde.front_config import FrontConfig
 from horde.oai.app import create_front_app
 from horde.oai.connection import FrontConnection
 from horde.oai.signals import SignalHub

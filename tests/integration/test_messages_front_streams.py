@@ -12,7 +12,7 @@ import anthropic
 import pytest
 
 from devtools.services import ServiceAddresses
-from horde.config import build_redis_url
+from horde.setting_kinds import build_redis_url
 from tests.integration._fake_chat_worker import MODEL, Body, build_call, start_anew
 from tests.integration.chat_front import PATIENCE_SECONDS, FrontStack, run_front_stack, wait_until
 from tests.integration.messages_front import (

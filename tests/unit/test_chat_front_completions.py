@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 from starlette.types import Message
 
-from horde.config import FrontConfig
+from horde.front_config import FrontConfig
 from horde.oai import calls
 from horde.oai.app import _describe
 from horde.oai.bodies import BodyReader, ClientGone, IncomingBody

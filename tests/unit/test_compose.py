@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from horde.config import Config, FrontConfig
+from horde.config import Config
+from horde.front_config import FrontConfig
 from tests.acceptance._compose import (
     COMPOSE,
     Service,

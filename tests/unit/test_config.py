@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 from redis.connection import parse_url
 from sqlalchemy import make_url
 
-from horde.config import DEVELOPMENT_SECRET, Config, FrontConfig, build_redis_url
+from horde.config import Config
+from horde.front_config import FrontConfig
+from horde.setting_kinds import DEVELOPMENT_SECRET, build_redis_url
 from horde.settings import ConfigError
 
 REQUIRED = {"DATABASE_URL": "postgresql://user:word@host/name", "secret_key": "salt"}

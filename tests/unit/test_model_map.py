@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from horde.config import FrontConfig
+from horde.front_config import FrontConfig
 from horde.model_map import ModelMap
 from horde.settings import ConfigError
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 import pytest
 
-from horde.config import build_redis_url
+from horde.setting_kinds import build_redis_url
 
 
 @pytest.mark.parametrize(

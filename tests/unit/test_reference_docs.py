@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from horde.config import SETTINGS, VERSION, Config, FrontConfig
+from horde.cli.config import SETTINGS
+from horde.config import VERSION, Config
 from horde.database.addresses import build_timeout_message
+from horde.front_config import FrontConfig
 from horde.metrics import DECLARATIONS, Declaration
 from horde.remedies import REMEDIES, add_remedy
 from horde.return_codes import ReturnCode

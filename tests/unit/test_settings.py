@@ -9,9 +9,12 @@ from hypothesis import strategies as st
 from limits import parse_many
 from sqlalchemy import make_url
 
+from horde.cli.config import SETTINGS
 from horde.cli.main import main
-from horde.config import SETTINGS, Config, FrontConfig, check_limit, parse_database_url
+from horde.config import Config
+from horde.front_config import FrontConfig
 from horde.redis_ctrl import build_client
+from horde.setting_kinds import parse_database_url, parse_limit
 from horde.settings import ConfigError, is_place, iter_settings
 
 BOUNDS = dict(iter_settings(*SETTINGS))
@@ -39,6 +42,14 @@ def read_all(name: str, value: str) -> None:
     FrontConfig.from_environment(environment)
 
 
+@pytest.mark.parametrize("url", ["redis://1", "unix:///path"])
+def test_a_store_of_responses_without_a_secret_is_refused_by_the_name_of_the_secret(
+    url: str,
+) -> None:
+    with pytest.raises(ConfigError, match=r"^HORDE_OAI_RESPONSES_KEY_SECRET is not set"):
+        read_all("HORDE_OAI_RESPONSES_REDIS_URL", url)
+
+
 def test_every_setting_has_bounds() -> None:
     assert all(BOUNDS.values())
     assert len(BOUNDS) > 70
@@ -53,6 +64,7 @@ OTHER_PROBLEMS = {
     " HORDE_TEXT_FREE_OUTPUT_WAIT_FULL_SECONDS.",
     "AWS_ACCESS_KEY_ID": "is not set, and the object store needs it.",
     "HORDE_OIDC_CLIENT_ID": "is not set, and HORDE_OIDC_ISSUER needs it.",
+    "HORDE_OAI_RESPONSES_KEY_SECRET": "is not set, and HORDE_OAI_RESPONSES_REDIS_URL needs it.",
 }
 
 
@@ -102,7 +114,7 @@ def test_a_number_stays_within_what_its_refusal_says(name: str) -> None:
 @example("1 per 2 hours")
 def test_a_limit_that_is_taken_is_one_for_the_library(text: str) -> None:
     try:
-        check_limit(text)
+        parse_limit(text)
     except ValueError:
         return
     assert all(limit.amount >= 1 for limit in parse_many(text))

@@ -4,7 +4,7 @@
 Source: docs/reference/front_responses.md.
 """
 
-from horde.config import FrontConfig
+from horde.front_config import FrontConfig
 from horde.oai.calls import Calls
 from horde.oai.responses_form.form import ResponsesForm
 from horde.oai.responses_form.runs import Runs

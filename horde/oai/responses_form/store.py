@@ -21,7 +21,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from horde import metrics
-from horde.config import FrontConfig
+from horde.front_config import FrontConfig
 from horde.oai.responses_form.records import Record, write_json
 
 PREFIX: Final = "horde:oai:responses:"

@@ -4,9 +4,9 @@
 import pytest
 
 from horde.chat_contract import ChatContextFit
-from horde.config import CONTEXT_FITS
 from horde.oai.anthropic.request import MessagesRequest
 from horde.oai.errors import RequestRefused
+from horde.setting_kinds import CONTEXT_FITS
 from tests.integration.messages_front import TOOL, build_message
 
 
