@@ -7,8 +7,8 @@ from uuid import UUID
 from sqlalchemy.orm import Session
 
 from horde import metrics, tally
+from horde.chat_contract import WORKER_FAULT_MESSAGES
 from horde.chat_signal import ChatEvent, publish_chat_event
-from horde.classes.kobold.chat_request import CHAT_WORKER_FAULT_MESSAGES
 from horde.classes.kobold.processing_generation import (
     GateShadowOutcome,
     build_gate_shadow_attributes,
@@ -50,7 +50,7 @@ def name_fault_reason(fault_reason: str | None) -> str:
     """The reason when it is a known one; `none` without one, `unknown` for a worker's own words."""
     if fault_reason is None:
         return tally.NO_REASON
-    return fault_reason if fault_reason in CHAT_WORKER_FAULT_MESSAGES else "unknown"
+    return fault_reason if fault_reason in WORKER_FAULT_MESSAGES else "unknown"
 
 
 def build_lost_refusal(job: JobFacts) -> BadRequest:

@@ -8,7 +8,8 @@ import time
 from sqlalchemy.orm import Session
 
 from horde.actions.queue_requests import Queued
-from horde.classes.kobold.chat_request import ChatRequest, build_operation_fingerprint
+from horde.chat.fingerprint import build_operation_fingerprint
+from horde.chat.request import ChatRequest
 from horde.classes.kobold.waiting_prompt import OperationKeyClaim
 from horde.database.text_functions import OperationClaim, find_chat_operation_claim
 from horde.database.users import find_generate_caller

@@ -26,10 +26,10 @@ from horde.actions.new_workers import (
     check_worker_owner,
     claim_worker_place,
 )
+from horde.chat.declaration import ChatDeclaration, parse_chat_declaration_fields
 from horde.chat.tools import write_schemas
 from horde.classes.base.suspicion import Suspicion
 from horde.classes.base.worker import CHECK_IN_SECONDS
-from horde.classes.kobold.chat_request import ChatDeclaration, parse_chat_declaration_fields
 from horde.classes.kobold.processing_generation import LeaseOwner, TextProcessingGeneration
 from horde.classes.kobold.waiting_prompt import TEXT_PAYLOAD_DEFAULTS, TextWaitingPrompt
 from horde.classes.kobold.worker import (

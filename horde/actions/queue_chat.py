@@ -39,26 +39,25 @@ from horde.actions.queue_requests import (
     taking_back,
 )
 from horde.actions.store_objects import store_objects
+from horde.chat.context import SizedContext, size_chat_context
 from horde.chat.flattening import FlattenedChat, iter_message_texts
 from horde.chat.images import SubmittedImage, check_total_of_data_urls, list_kept_images
+from horde.chat.job import build_stored_chat_extras
+from horde.chat.messages import rewrite_message_texts
+from horde.chat.request import ChatRequest
+from horde.chat.requirements import (
+    ChatWorkerTargeting,
+    build_worker_targeting,
+    chat_tools_temperature,
+    required_chat_features,
+)
+from horde.chat.stored_objects import replace_image_urls
 from horde.chat.wire import Message
 from horde.chat_contract import (
     MAX_CHAT_IMAGE_TOTAL_BYTES,
     MAX_CHAT_IMAGE_TOTAL_BYTES_UNTRUSTED,
     ChatContextAdjustmentReason,
     ChatContextFit,
-)
-from horde.classes.kobold.chat_request import (
-    ChatRequest,
-    ChatWorkerTargeting,
-    SizedContext,
-    build_stored_chat_extras,
-    build_worker_targeting,
-    chat_tools_temperature,
-    replace_image_urls,
-    required_chat_features,
-    rewrite_message_texts,
-    size_chat_context,
 )
 from horde.classes.kobold.waiting_prompt import OperationKeyClaim, TextWaitingPrompt
 from horde.classes.kobold.worker import TextRequestFacts

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from functools import partial
 from uuid import UUID
 
+from horde.chat.stored_objects import ChatMessagesOffload, build_chat_messages_offload
 from horde.chat.wire import Message
-from horde.classes.kobold.chat_request import ChatMessagesOffload, build_chat_messages_offload
 from horde.config import Config
 from horde.database.text_requests import mark_messages_offloaded
 from horde.db import run_transaction

@@ -16,17 +16,17 @@ from horde import metrics
 from horde.actions.chat_refusals import record_refusal, record_worker_fault
 from horde.actions.job_faults import build_lost_refusal, fault, name_fault_reason
 from horde.actions.settle_jobs import settle_or_refuse
+from horde.chat.reply import chat_reply_finish_reason
 from horde.chat.reply_rules import explain_cut_reply
-from horde.chat.wire import Reply
-from horde.classes.kobold.chat_request import (
+from horde.chat.submission import (
     ChatSubmission,
-    chat_reply_finish_reason,
     check_submitted_model,
     check_text_job_submission,
     is_chat_submission,
     parse_chat_submission,
-    verify_chat_reply,
 )
+from horde.chat.wire import Reply
+from horde.classes.kobold.chat_request import verify_chat_reply
 from horde.classes.kobold.processing_generation import TextProcessingGeneration
 from horde.config import Config
 from horde.database.settlements import Submitted

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from horde.chat.flattening import FlattenedChat
-from horde.chat.wire import Message
+from horde.chat.wire import Message, Tool
 from horde.chat_contract import (
     MAX_CONTEXT_LENGTH,
     ChatContextAdjustmentReason,
@@ -160,3 +160,18 @@ def _list_droppable_turns(messages: Sequence[Message]) -> list[list[int]]:
             turns.append([index])
     # Without a user message the newest turn is what remains.
     return turns if latest_user is not None else turns[:-1]
+
+
+def truncate_oldest_messages(
+    messages: Sequence[Message], tools: Sequence[Tool] | None = None, *, token_budget: int
+) -> list[Message]:
+    """The messages that stay when whole turns go, oldest first, until the estimate is within the
+    budget.
+
+    System messages, the latest user message and everything after it always stay, so the result may
+    still be too long.
+    """
+    dropped = find_dropped_messages(
+        messages, FlattenedChat.read(messages, tools), token_budget=token_budget
+    )
+    return [message for index, message in enumerate(messages) if index not in dropped]

@@ -150,3 +150,17 @@ def _flatten_message(message: Message) -> str:
 def estimate_flattened_tokens(size: TextSize, image_count: int) -> int:
     """Tokens a flattened prompt of this size, with its images, is taken to have."""
     return estimate_prompt_tokens(size) + CHAT_IMAGE_PROMPT_TOKENS * image_count
+
+
+def flatten_messages(messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> str:
+    """The prompt column of a chat request; workers never receive it."""
+    return FlattenedChat.read(messages, tools).join()
+
+
+def estimate_chat_prompt_tokens(
+    messages: Sequence[Message], tools: Sequence[Tool] | None = None
+) -> int:
+    """The tokens of the flattened prompt and 512 for each image; an estimate, since no tokenizer is
+    known here.
+    """
+    return FlattenedChat.read(messages, tools).estimate_tokens()

@@ -7,6 +7,7 @@ import base64
 import gzip
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Final
 from uuid import UUID
 
@@ -63,6 +64,20 @@ def list_image_urls(messages: Sequence[Message]) -> list[str]:
     return [image.image_url["url"] for image in list_image_parts(messages)]
 
 
+def replace_image_urls(messages: Sequence[Message], request_id: UUID) -> list[Message]:
+    """Copies of the messages as they are stored: each image by the key it is stored under, counted
+    from 0.
+
+    No submitted URL is left in them.
+    """
+    counter = count()
+
+    def refer(_url: str) -> str:
+        return build_chat_image_reference(build_chat_image_key(request_id, next(counter)))
+
+    return rewrite_image_urls(messages, refer)
+
+
 def replace_stored_images(
     messages: Sequence[Message], build_url: Callable[[str], str]
 ) -> list[Message]:
@@ -114,7 +129,7 @@ def build_inlined_messages(messages: Sequence[Message], jpegs: Mapping[str, byte
     return body
 
 
-def build_offload(
+def build_chat_messages_offload(
     request_id: UUID,
     messages: Sequence[Message],
     jpegs: Mapping[str, bytes],
@@ -122,7 +137,12 @@ def build_offload(
     largest_inline_bytes: int,
     packs: bool,
 ) -> ChatMessagesOffload | None:
-    """The object for messages above the threshold; None for those that stay inline."""
+    """The messages as one object, when they are above the threshold as a base64 worker receives
+    them; else None.
+
+    `messages` are as stored, with references; `jpegs` are the stored images by key. Sizes are bytes
+    of compact JSON.
+    """
     if (
         count_inlined_bytes(messages, {key: len(jpeg) for key, jpeg in jpegs.items()})
         <= largest_inline_bytes

@@ -24,6 +24,7 @@ from horde.shapes.jobs import SubmissionState
 
 MAX_NATIVE_FINISH_REASON_CHARACTERS: Final = 32
 MAX_REPORTED_TOKENS: Final = 10_000_000
+MAX_CHAT_FAULT_REASON_LENGTH: Final = 1000  # as it is stored
 _CHAT_KEYS: Final = ("message", "model_id", "finish_reason", "fault_reason")
 _FINISH_REASONS: Final = tuple(reason.value for reason in ChatFinishReason)
 

@@ -24,6 +24,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
+from horde.chat.declaration import ChatDeclaration
 from horde.classes.base.worker import (
     Worker,
     WorkerModel,
@@ -31,7 +32,6 @@ from horde.classes.base.worker import (
     is_online,
     parse_bridge_name,
 )
-from horde.classes.kobold.chat_request import ChatDeclaration
 from horde.classes.kobold.pricing import build_uptime_movements, compute_uptime_reward
 from horde.classes.kobold.worker import CheckIn, TextWorker
 from horde.database.functions import (

@@ -11,11 +11,9 @@ from sqlalchemy import delete, func, select, text, update
 from sqlalchemy.orm import Session
 
 from horde.chat.stored_objects import list_stored_chat_object_keys
+from horde.chat.submission import MAX_CHAT_FAULT_REASON_LENGTH
+from horde.chat_contract import WORKER_FAULT_MESSAGES
 from horde.classes.base.waiting_prompt import TerminalOutcome
-from horde.classes.kobold.chat_request import (
-    CHAT_WORKER_FAULT_MESSAGES,
-    MAX_CHAT_FAULT_REASON_LENGTH,
-)
 from horde.classes.kobold.waiting_prompt import TextWaitingPrompt, delete_stored_chat_images
 from horde.db import after_commit, table_of
 from horde.return_codes import ReturnCode
@@ -109,7 +107,7 @@ def record_chat_worker_fault(session: Session, wp_id: UUID, fault_reason: str) -
     """Keep the sentence for a worker's known fault reason; the worker's own text is never
     stored.
     """
-    message = CHAT_WORKER_FAULT_MESSAGES.get(fault_reason)
+    message = WORKER_FAULT_MESSAGES.get(fault_reason)
     if message is not None:
         _write_fault(session, wp_id, message, ReturnCode.CHAT_WORKER_FAULT)
 

@@ -11,13 +11,13 @@ from uuid import UUID, uuid4
 from sqlalchemy import Select, String, bindparam, cast, exists, func, select
 from sqlalchemy.orm import Session
 
+from horde.chat.job import CHAT_STREAM_PROGRESS_KEY, streams_progress
 from horde.chat.wire import ChatExtras
 from horde.chat_progress import STALE_JOBS_PERIOD_SECONDS
 from horde.classes.base.kudos import KudosReservation
 from horde.classes.base.processing_generation import ProcessingGeneration
 from horde.classes.base.user import User, UserRole, UserRoleTypes
 from horde.classes.base.waiting_prompt import TerminalOutcome, WPAllowedWorkers
-from horde.classes.kobold.chat_request import CHAT_STREAM_PROGRESS_KEY, streams_progress
 from horde.classes.kobold.processing_generation import (
     LeaseOwner,
     TextProcessingGeneration,

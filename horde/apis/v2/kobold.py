@@ -38,11 +38,9 @@ from horde.apis.swagger import (
     build_body_model,
     document_refusals,
 )
+from horde.chat.declaration import parse_chat_declaration_fields
+from horde.chat.request import parse_chat_request
 from horde.chat_contract import MAX_CHAT_BODY_BYTES
-from horde.classes.kobold.chat_request import (
-    parse_chat_declaration_fields,
-    parse_chat_request,
-)
 from horde.classes.kobold.text_request import (
     parse_text_request,
 )

@@ -21,15 +21,11 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from horde import chat_progress, metrics
+from horde.chat.reply import build_stored_reply, chat_reply_characters, list_reply_texts
+from horde.chat.submission import ChatSubmission
 from horde.chat.wire import Reply
 from horde.chat_progress import StreamLease, compute_max_progress_bytes
 from horde.classes.base.processing_generation import ProcessingGeneration
-from horde.classes.kobold.chat_request import (
-    ChatSubmission,
-    build_stored_reply,
-    chat_reply_characters,
-    list_reply_texts,
-)
 from horde.classes.kobold.pricing import count_text_tokens
 from horde.classes.kobold.worker import (
     TEXT_JOB_LEASE_SECONDS,

@@ -30,6 +30,7 @@ from sqlalchemy.sql.elements import Grouping
 
 from horde import object_deletes
 from horde.chat.flattening import count_image_parts
+from horde.chat.job import build_chat_job_payload, select_chat_transport
 from horde.chat.stored_objects import (
     build_chat_messages_key,
     build_jpeg_url,
@@ -38,10 +39,6 @@ from horde.chat.stored_objects import (
 from horde.chat.wire import ChatExtras, Message
 from horde.classes.base.kudos import APPENDING, Movements, build_posting_parameters
 from horde.classes.base.waiting_prompt import LIVE, QUEUE_RANK, WaitingPrompt
-from horde.classes.kobold.chat_request import (
-    build_chat_job_payload,
-    select_chat_transport,
-)
 from horde.classes.kobold.pricing import (
     AllowanceLimits,
     compute_free_output_allowance,

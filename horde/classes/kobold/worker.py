@@ -18,6 +18,7 @@ from sqlalchemy import Boolean, Float, Integer, String, Text
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import Mapped, mapped_column
 
+from horde.chat.declaration import ChatDeclaration
 from horde.classes.base.worker import (
     CHECK_IN_SECONDS,
     SPEED_BASELINE,
@@ -26,7 +27,6 @@ from horde.classes.base.worker import (
     is_backend_validated,
     is_online,
 )
-from horde.classes.kobold.chat_request import ChatDeclaration
 
 TEXT_JOB_LEASE_SECONDS = 150  # how long a worker may hold a job it never posts progress for
 TEXT_JOB_PREPARATION_SECONDS = 30  # template, tokenise, load

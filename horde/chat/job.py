@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: AGPL-3.0-or-later
+"""What a request stores beside its messages, and the job that its worker gets of it.
+
+Source: docs/reference/chat_requests.md, "Tools" and "Chat job pop response".
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
+
+from horde_sdk.generation_parameters.text.chat_limits import CHAT_SAMPLING_DEFAULTS
+from horde_sdk.generation_parameters.text.chat_policy import ChatToolChoiceMode
+from horde_sdk.worker.chat_declaration import ChatImageTransport
+
+from horde.chat.request import ChatRequest
+from horde.chat.wire import ChatExtras, Message
+from horde.chat_contract import JsonObject
+
+CHAT_STREAM_PROGRESS_KEY: Final = "stream_progress"
+
+
+def build_chat_extras(chat: ChatRequest) -> ChatExtras:
+    """The tool keys and the format that change the answer, as the client sent them."""
+    extras: ChatExtras = {"tools": chat.tools} if chat.tools else {}
+    if chat.tool_choice is not None:
+        extras["tool_choice"] = chat.tool_choice
+    if chat.parallel_tool_calls is not None:
+        extras["parallel_tool_calls"] = chat.parallel_tool_calls
+    if chat.response_format is not None:
+        extras["response_format"] = chat.response_format
+    return extras
+
+
+def build_stored_chat_extras(chat: ChatRequest) -> ChatExtras | None:
+    """What `chat_extras` holds: the extras and the stream hint; None when there is neither."""
+    extras = build_chat_extras(chat)
+    if chat.stream:
+        extras[CHAT_STREAM_PROGRESS_KEY] = True
+    return extras or None
+
+
+def streams_progress(chat_extras: ChatExtras | None) -> bool:
+    """Whether a stored request asks its worker for progress."""
+    return bool(chat_extras and chat_extras.get(CHAT_STREAM_PROGRESS_KEY))
+
+
+def build_worker_chat_extras(chat_extras: ChatExtras | None) -> ChatExtras:
+    """The extras as a worker gets them: without the tools under `none`, only the one tool of a
+    function choice.
+    """
+    extras: ChatExtras = {**chat_extras} if chat_extras else {}
+    extras.pop("stream_progress", None)
+    choice = extras.get("tool_choice")
+    if choice == ChatToolChoiceMode.NONE.value:
+        response_format = extras.get("response_format")
+        return {} if response_format is None else {"response_format": response_format}
+    if choice is not None and not isinstance(choice, str):
+        name = choice["function"]["name"]
+        extras["tools"] = [tool for tool in extras["tools"] if tool["function"]["name"] == name]
+        extras["tool_choice"] = ChatToolChoiceMode.REQUIRED.value
+    return extras
+
+
+def build_chat_job_payload(
+    *,
+    messages: Sequence[Message],
+    text_params: Mapping[str, Any],
+    chat_extras: ChatExtras | None,
+    max_length: int,
+    max_context_length: int,
+    messages_url: str | None = None,
+) -> JsonObject:
+    """The payload of a chat job, with the messages or the URL of them.
+
+    Every sampling key is present, so that a worker's own defaults never apply.
+    """
+    payload: JsonObject = (
+        {"messages": list(messages)} if messages_url is None else {"messages_url": messages_url}
+    )
+    payload |= build_worker_chat_extras(chat_extras)
+    payload |= {
+        key: text_params.get(key, default) for key, default in CHAT_SAMPLING_DEFAULTS.items()
+    }
+    payload |= {
+        key: text_params[key]
+        for key in ("stop_sequence", "seed", "reasoning_effort")
+        if key in text_params
+    }
+    payload |= {"max_length": max_length, "max_context_length": max_context_length, "n": 1}
+    if streams_progress(chat_extras):
+        payload[CHAT_STREAM_PROGRESS_KEY] = True
+    return payload
+
+
+def select_chat_transport(
+    image_transports: Collection[str], *, has_images: bool, is_offloaded: bool
+) -> ChatImageTransport | None:
+    """How a worker with this declaration gets the images or the whole messages of a request; None
+    sends them inline.
+
+    A request that is stored whole goes that way to whoever can fetch it, with or without images.
+    """
+    if is_offloaded and ChatImageTransport.MESSAGES_URL.value in image_transports:
+        return ChatImageTransport.MESSAGES_URL
+    if not has_images:
+        return None
+    return (
+        ChatImageTransport.URL
+        if ChatImageTransport.URL.value in image_transports
+        else ChatImageTransport.BASE64
+    )
