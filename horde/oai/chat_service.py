@@ -9,16 +9,15 @@ from typing import Final
 
 from starlette.types import Send
 
-from horde.chat_contract import ChatAvailabilityMode, JsonObject
-from horde.oai.bodies import write_native_body
-from horde.oai.callers import choose_operation_key
+from horde.chat_contract import JsonObject
 from horde.oai.calls import Calls, OpenCall
 from horde.oai.errors import ErrorAnswer
 from horde.oai.forms import ChatAnswer, ChatForm, ChatFormRequest, FormName
-from horde.oai.mapping import CompletedReply, parse_completed_reply
-from horde.oai.native import CHAT, Caller
+from horde.oai.mapping import CompletedReply
+from horde.oai.native import Caller
 from horde.oai.relay import Relay
 from horde.oai.streaming import stream_reply
+from horde.oai.submitting import submit_chat
 from horde.oai.waiting import RequestWait, wait_for_first_status, wait_for_reply
 
 REQUEST_ID_HEADER: Final = "x-horde-request-id"
@@ -47,20 +46,8 @@ class ChatService[R: ChatFormRequest]:
     async def serve(self, call: OpenCall, request: R, caller: Caller, send: Send) -> None:
         """Answer a request. Raises FrontFailure while no byte of an answer is out."""
         await self._form.prepare(request, caller)
-        key = choose_operation_key(request.horde.operation_key, call.request_headers)
-        call.is_resumable, call.phase = key.is_from_client, "submit"
-        request.native_body.setdefault("horde", {})["operation_key"] = str(key.value)
         only_model = request.native_body.get("model")
-        submitted, wait = await self._calls.submit(
-            call,
-            await self._calls.bodies.work(
-                call.body_bytes, lambda: write_native_body(request.native_body)
-            ),
-            caller,
-            CHAT,
-            parse_completed_reply,
-            is_fail_fast=request.horde.availability_mode is ChatAvailabilityMode.FAIL_FAST,
-        )
+        submitted, wait = await submit_chat(self._calls, call, request, caller)
         if wait is None:
             quote = self._form.render_quote(request, submitted.body, call.created)
             await self._calls.send_object(call, quote, send)

@@ -58,6 +58,12 @@ class ChatFormRequest(FormRequest, Protocol):
     def include_reasoning(self) -> bool:
         """Whether the client is shown what the model thought."""
 
+    @property
+    def is_length_open(self) -> bool:
+        """Whether a reply may be shorter than what is submitted says, since the client chose no
+        length, or only a bound. Asked before the submit.
+        """
+
 
 class ChatAnswer(ABC):
     """What one accepted request is answered with: an object, or the bytes of a stream in their

@@ -98,6 +98,11 @@ class ChatCompletionRequest:
         """Whether the client is shown what the model thought."""
         return self.horde.include_reasoning
 
+    @property
+    def is_length_open(self) -> bool:
+        """Whether the client chose no length."""
+        return not self.native_body.keys() & _TOKEN_LIMITS
+
     def locate(self, param: str) -> str:
         """The name under which the client sent a parameter."""
         return self.token_limit_key if param == "max_tokens" else param

@@ -111,6 +111,13 @@ class RequestWait[R]:
         }
 
     @property
+    def largest_max_length(self) -> int | None:
+        """The tokens that a worker is fast enough for, while the request asks for more than any
+        is.
+        """
+        return self._details.largest_max_length
+
+    @property
     def is_past_deadline(self) -> bool:
         """Whether the budget is spent."""
         return self._clock() >= self.deadline

@@ -212,9 +212,7 @@ class FuzzFront:
 def list_faults(attack: Attack, status: int, headers: dict[str, str], body: bytes) -> list[str]:
     """What is wrong with an answer, whatever was asked."""
     wrong = []
-    if (
-        status >= 500 and b'code":"no_worker_available"' not in body
-    ):  # such as for workers that are fast enough, of which is none
+    if status >= 500 and not is_for_want_of_workers(body):
         wrong.append("is a server error")
     if 300 <= status < 400:
         wrong.append("is a redirect")
@@ -242,6 +240,15 @@ def list_faults(attack: Attack, status: int, headers: dict[str, str], body: byte
     if not isinstance(error.get("message"), str) or not isinstance(error.get("code"), str):
         wrong.append("has no message or code")
     return wrong
+
+
+def is_for_want_of_workers(body: bytes) -> bool:
+    """Whether a request was fine and its refusal is of the workers: there is none that is fast
+    enough, or the only one does not write what a schema wants.
+    """
+    return b'code":"no_worker_available"' in body or (
+        b'code":"generation_failed"' in body and b'"rc":"ChatSubmitInvalid"' in body
+    )
 
 
 def list_stream_faults(headers: dict[str, str], body: bytes, *, is_message: bool) -> list[str]:

@@ -70,6 +70,11 @@ class MessagesRequest:
     dropped_hints: list[str]
     front_id: str = field(default="", init=False)
 
+    @property
+    def is_length_open(self) -> bool:
+        """Agents send the most that they know of in `max_tokens`, which in this API is a bound."""
+        return True
+
     def locate(self, param: str) -> str:
         """The client's path of what the horde calls `param`."""
         return _locate(param, self.origins, self.tools.origins)

@@ -67,6 +67,7 @@ class ResponsesRequest:
     previous_response_id: str | None
     store: bool
     background: bool
+    is_length_open: bool
     estimated_prompt_tokens: int = 0
     message_paths: tuple[str, ...] = field(default=())
     stored_items: list[JsonObject] = field(default_factory=list)  # references replaced
@@ -120,6 +121,7 @@ class ResponsesRequest:
             previous_response_id=read.get("previous_response_id"),
             store=background or read.get("store", False),
             background=background,
+            is_length_open="max_output_tokens" not in read,
         )
         request.stored_items = request.input.raw
         _check_combinations(read, request)

@@ -11,14 +11,11 @@ from typing import Final
 from starlette.types import Send
 
 from horde.chat_contract import ChatAvailabilityMode, JsonObject
-from horde.oai.bodies import write_native_body
-from horde.oai.callers import choose_operation_key
 from horde.oai.calls import Calls, OpenCall, finish_even_if_cancelled
 from horde.oai.chat_service import REQUEST_ID_HEADER, ChatService
 from horde.oai.errors import ErrorAnswer, FrontFailure, RequestRefused
 from horde.oai.forms import FormName
-from horde.oai.mapping import parse_completed_reply
-from horde.oai.native import CHAT, Caller
+from horde.oai.native import Caller
 from horde.oai.responses_form.answer import ResponseFacts, build_response
 from horde.oai.responses_form.form import ResponsesForm, build_unavailable
 from horde.oai.responses_form.records import Record, build_owner
@@ -27,6 +24,7 @@ from horde.oai.responses_form.runs import Run, Runs
 from horde.oai.responses_form.store import ResponseStore, StoreUnavailable
 from horde.oai.responses_form.stored_answer import StoredAnswer
 from horde.oai.responses_form.stored_stream import StoredStream
+from horde.oai.submitting import submit_chat
 
 CANCEL_SECONDS: Final = 5.0
 
@@ -100,20 +98,8 @@ class ResponsesService:
         """Queue, write the record, and wait for it behind the call. Raises FrontFailure."""
         assert self._store is not None
         assert self._runs is not None
-        key = choose_operation_key(request.horde.operation_key, call.request_headers)
-        call.phase = "submit"
         is_fail_fast = request.horde.availability_mode is ChatAvailabilityMode.FAIL_FAST
-        request.native_body["horde"]["operation_key"] = str(key.value)
-        _, wait = await self._calls.submit(
-            call,
-            await self._calls.bodies.work(
-                call.body_bytes, lambda: write_native_body(request.native_body)
-            ),
-            caller,
-            CHAT,
-            parse_completed_reply,
-            is_fail_fast=is_fail_fast,
-        )
+        _, wait = await submit_chat(self._calls, call, request, caller)
         assert wait is not None
         facts = ResponseFacts.of(request, wait.request_id, call.created)
         owner = build_owner(self._store.secret, caller.api_key or "")
