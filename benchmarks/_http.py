@@ -3,11 +3,13 @@
 measured.
 """
 
+import asyncio
 import collections
 import json
 import socket
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,3 +94,14 @@ def receive(connection: socket.socket) -> bytes:
     if not chunk:
         raise EOFError
     return chunk
+
+
+async def read_answer(reader: asyncio.StreamReader) -> Mapping[str, Any]:
+    """One answer of a kept connection; raises RuntimeError unless it is a 200."""
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
+    length = int(head.partition("content-length: ")[2].partition("\r\n")[0])
+    body = await reader.readexactly(length)
+    if " 200 " not in head.partition("\r\n")[0]:
+        raise RuntimeError(f"{head}{body[:1000]!r}")
+    answer: Mapping[str, Any] = json.loads(body)
+    return answer

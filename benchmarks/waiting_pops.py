@@ -13,17 +13,17 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import psycopg2
 
 from benchmarks._bodies import MODEL, OTHER_MODEL, build_pop, build_text_request
 from benchmarks._counters import read_tree_cpu
 from benchmarks._front import read_memory_kib, running_front
-from benchmarks._http import Connection, Timings
+from benchmarks._http import Connection, Timings, read_answer
 from benchmarks._stack import Account, Api, make_account, own_database, running_api, season_workers
 from horde.redis_ctrl import chat_signal_db
 from horde.setting_kinds import build_redis_url
@@ -88,17 +88,6 @@ class WaitingWorker:
                 self.idle_answers += 1
         finally:
             writer.close()
-
-
-async def read_answer(reader: asyncio.StreamReader) -> Mapping[str, Any]:
-    """One answer of a kept connection; raises RuntimeError unless it is a 200."""
-    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
-    length = int(head.partition("content-length: ")[2].partition("\r\n")[0])
-    body = await reader.readexactly(length)
-    if " 200 " not in head.partition("\r\n")[0]:
-        raise RuntimeError(f"{head}{body[:1000]!r}")
-    answer: Mapping[str, Any] = json.loads(body)
-    return answer
 
 
 def parse_options(words: Sequence[str]) -> tuple[Options, bool]:

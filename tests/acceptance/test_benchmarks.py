@@ -120,7 +120,19 @@ def test_the_benchmark_of_waiting_pops_gives_every_job_to_a_waiting_worker(
     assert (row["workers"], row["jobs"]) == (5, 5)
     assert row["worker_kib"] > 0
     assert row["sent_ms"][0] > row["accepted_ms"][0]
+    assert row["direct_ms"][0] > 0
     assert "KiB/worker" in answer.stderr
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_idle_polls_says_what_a_pop_costs(service_urls: ServiceAddresses) -> None:
+    answer = run_benchmark(service_urls, "idle_polls", "--quick", "--json")
+    assert answer.returncode == 0, answer.stderr
+    (row,) = json.loads(answer.stdout)["idle"]
+    assert row["workers"] == 5
+    assert row["pops"] >= 5
+    assert row["core_share"] == pytest.approx(row["cpu_ms"] * 2)
+    assert "core of 2,000" in answer.stderr
 
 
 @pytest.mark.slow
