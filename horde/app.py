@@ -5,9 +5,10 @@ from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType, TracebackType
 
-from flask import Flask
+from flask import Flask, Request
 from opentelemetry.metrics import Observation
 from sqlalchemy.pool import QueuePool
+from werkzeug.routing import MapAdapter
 
 from horde import db, image, metrics, r2, redis_ctrl
 from horde.apis import dashboard, register, service_info, site
@@ -88,6 +89,28 @@ class HordeFlask(Flask):
         them at each request.
         """
         return func
+
+    def create_url_adapter(self, request: Request | None) -> MapAdapter | None:
+        """As Flask's, for a horde on one host: it would look twice at the name that it is called
+        by, and take it apart. Raises SecurityError for a name that is none.
+        """
+        if request is None or "HTTP_UPGRADE" in request.environ:
+            return super().create_url_adapter(request)
+        environ = request.environ
+        return self.url_map.bind(
+            request.host,
+            environ.get("SCRIPT_NAME", ""),
+            "",
+            environ["wsgi.url_scheme"],
+            environ["REQUEST_METHOD"],
+            decode_wsgi_text(environ.get("PATH_INFO", "")),
+            query_args=decode_wsgi_text(environ.get("QUERY_STRING", "")),
+        )
+
+
+def decode_wsgi_text(text: str) -> str:
+    """What stands in a WSGI environment as Latin-1, as the UTF-8 it came as."""
+    return text if text.isascii() else text.encode("latin1").decode(errors="replace")
 
 
 def create_app(

@@ -54,6 +54,10 @@ _STANDARD_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {
 }
 
 
+# Made once: `json.dumps` makes one for each line.
+_write_json = json.JSONEncoder(ensure_ascii=False, default=str).encode
+
+
 def get_logger(name: str) -> logging.Logger:
     """Return the logger of a module; pass ``__name__``."""
     return logging.getLogger(name)
@@ -144,7 +148,7 @@ class JsonFormatter(logging.Formatter):
             name: value for name, value in build_event_fields(record).items() if name not in event
         }
         event |= build_exception_fields(record)
-        return json.dumps(event, ensure_ascii=False, default=str)
+        return _write_json(event)
 
 
 class TextFormatter(logging.Formatter):

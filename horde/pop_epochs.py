@@ -11,13 +11,12 @@ import secrets
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from itertools import chain
+from typing import Final
 from zlib import crc32
 
-from redis import Redis
-
 from horde import redis_ctrl
-from horde.redis_ctrl import RedisUnavailable
+from horde.redis_ctrl import Command, RedisUnavailable
 from horde.runtime import Part
 
 EPOCHS_KEY: Final = "horde:pop:epochs"
@@ -65,16 +64,13 @@ def move_marks(names: Iterable[str], *, message: tuple[str, str] | None = None) 
     if not mapping and message is None:
         return True
 
-    def work(client: Redis) -> None:
-        with client.pipeline(transaction=False) as steps:
-            if mapping:
-                steps.hset(EPOCHS_KEY, mapping=mapping)  # type: ignore[arg-type]
-            if message is not None:
-                steps.publish(*message)
-            steps.execute()
-
+    commands: list[Command] = []
+    if mapping:
+        commands.append(("HSET", EPOCHS_KEY, *chain.from_iterable(mapping.items())))
+    if message is not None:
+        commands.append(("PUBLISH", *message))
     try:
-        redis_ctrl.call(redis_ctrl.cache_db, work)
+        redis_ctrl.ask(redis_ctrl.cache_db, *commands)
     except RedisUnavailable:
         with debts.lock:
             debts.failures |= dict.fromkeys(moving, object())
@@ -94,11 +90,8 @@ def read_marks(names: Sequence[str]) -> tuple[str, ...] | None:
     if debts.failures and not move_marks(()):
         return None
 
-    def work(client: Redis) -> Any:
-        return client.hmget(EPOCHS_KEY, [_LIFE, *names])
-
     try:
-        marks = redis_ctrl.call(redis_ctrl.cache_db, work)
+        marks = redis_ctrl.ask(redis_ctrl.cache_db, ("HMGET", EPOCHS_KEY, _LIFE, *names))[0]
         if marks[0] is None:
             _begin_life()
             return None
@@ -109,4 +102,4 @@ def read_marks(names: Sequence[str]) -> tuple[str, ...] | None:
 
 def _begin_life() -> None:
     life = secrets.token_hex(8)
-    redis_ctrl.call(redis_ctrl.cache_db, lambda client: client.hsetnx(EPOCHS_KEY, _LIFE, life))
+    redis_ctrl.ask(redis_ctrl.cache_db, ("HSETNX", EPOCHS_KEY, _LIFE, life))

@@ -83,7 +83,10 @@ def in_this_runtime[**P, R](call: Callable[P, R]) -> Callable[P, R]:
     runtime = get_runtime()
 
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        with runtime.entered():
+        token = _current.set(runtime)
+        try:
             return call(*args, **kwargs)
+        finally:
+            _current.reset(token)
 
     return run

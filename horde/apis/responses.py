@@ -4,9 +4,10 @@ asked for.
 """
 
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
-from flask import Flask, Response, g, make_response, request
+from flask import Flask, Response, g, request
 from flask_restx import Api
 from flask_restx.mask import Mask, MaskError
 
@@ -14,6 +15,9 @@ from horde.config import VERSION, Config
 from horde.exceptions import BadRequest
 from horde.json_text import read_json, write_document, write_json
 from horde.written_answer import WrittenAnswer
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 JSON_TYPE = "application/json"
 PRIVATE = {"Cache-Control": "private, no-store"}
@@ -42,19 +46,24 @@ PREFLIGHT_SECONDS = 86400  # browsers ask again at the latest after this
 
 
 def write_json_with_standard_library(api: Api) -> None:
-    """Replace the writer of restx, which is another library wherever that happens to be
-    installed.
+    """Replace what makes answers in restx: it negotiates the one type that there is, and writes
+    with another library wherever that happens to be installed.
     """
 
-    @api.representation(JSON_TYPE)
-    def write(data: object, status: int, headers: dict[str, str] | None = None) -> Response:
+    def make_response(
+        data: object, status: int = 200, headers: Mapping[str, str] | None = None, **_: object
+    ) -> Response:
         if isinstance(data, WrittenAnswer):
             response = build_written_response(data)
             response.status_code = status
         else:
-            response = make_response(write_json(data, ensure_ascii=True), status)
-        response.headers.extend(headers or {})
+            body = write_json(data, ensure_ascii=True).encode("ascii")
+            response = Response(body, status, content_type=JSON_TYPE)
+        if headers:
+            response.headers.extend(headers)
         return response
+
+    api.make_response = make_response
 
 
 def build_written_response(answer: WrittenAnswer) -> Response:
@@ -63,7 +72,7 @@ def build_written_response(answer: WrittenAnswer) -> Response:
     """
     takes_packed = request.accept_encodings.quality("gzip") > 0 and "field_mask" not in g
     packed = answer.pack() if takes_packed else None
-    response = make_response(answer.body if packed is None else packed)
+    response = Response(answer.body if packed is None else packed, content_type=JSON_TYPE)
     response.headers["Vary"] = "Accept-Encoding"
     if packed is not None:
         response.headers["Content-Encoding"] = "gzip"
@@ -74,7 +83,9 @@ def register_response_hooks(app: Flask, config: Config) -> None:
     """Finish every response of `app`."""
     app.before_request(parse_field_mask)
     app.after_request(apply_field_mask)
-    app.after_request(build_header_writer(config))
+    # A list of pairs is cheaper to add to than the headers of werkzeug, which copies them as well.
+    finished = write_common_headers(app.wsgi_app, config)
+    app.wsgi_app = finished  # type: ignore[assignment,method-assign]
 
 
 def answer_preflight() -> Response | None:
@@ -96,7 +107,7 @@ def answer_preflight() -> Response | None:
 
 def parse_field_mask() -> None:
     """Read `X-Fields` before the route acts: a malformed mask is a 400 without effect."""
-    text = request.headers.get("X-Fields", "").strip()
+    text = request.environ.get("HTTP_X_FIELDS", "").strip()
     if not text:
         return
     try:
@@ -138,8 +149,10 @@ def narrow(value: object, mask: Mapping[str, object]) -> object:
     }
 
 
-def build_header_writer(config: Config) -> Callable[[Response], Response]:
-    """A hook that writes the common headers of this node."""
+def write_common_headers(call: "WSGIApplication", config: Config) -> "WSGIApplication":
+    """The same application, whose answers have the common headers of this node. No route sets one
+    of them.
+    """
     common = [
         ("Access-Control-Allow-Origin", "*"),
         ("Access-Control-Allow-Methods", ALLOWED_METHODS),
@@ -147,12 +160,13 @@ def build_header_writer(config: Config) -> Callable[[Response], Response]:
         ("Access-Control-Expose-Headers", EXPOSED_HEADERS),
         ("Horde-Node", f"{socket.gethostname()}:{config.port}:{VERSION}"),
     ]
+    with_charset = {("Content-Type", JSON_TYPE): ("Content-Type", f"{JSON_TYPE}; charset=utf-8")}
 
-    def write_common_headers(response: Response) -> Response:
-        headers = response.headers
-        headers.extend(common)  # no route sets one of them, and to look for it costs more
-        if response.mimetype == JSON_TYPE:
-            headers["Content-Type"] = f"{JSON_TYPE}; charset=utf-8"
-        return response
+    def respond(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
+        def start(status: str, headers: list[tuple[str, str]], *rest: Any) -> Any:
+            own = [with_charset.get(header, header) for header in headers]
+            return start_response(status, own + common, *rest)
 
-    return write_common_headers
+        return call(environ, start)
+
+    return respond

@@ -75,9 +75,8 @@ def find_timeout_seconds(address: str) -> int | None:
     One round trip; blocked networks are read again every few seconds.
     """
     try:
-        own = redis_ctrl.call(
-            redis_ctrl.address_timeout_db, lambda client: client.pttl(build_ip_subject(address))
-        )
+        ask_for_end = ("PTTL", build_ip_subject(address))
+        (own,) = redis_ctrl.ask(redis_ctrl.address_timeout_db, ask_for_end)
         return _read_remaining_seconds(own) or _find_block_seconds(address)
     except RedisUnavailable:
         return None
