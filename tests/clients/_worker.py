@@ -43,8 +43,6 @@ FEATURES = [
     ),
     "prompt_overflow_refused",
 ]
-# How it takes images; with any, FEATURES should have `vision`.
-IMAGE_TRANSPORTS: list[str] = []
 PIECES = ["Blue", ", like", " the", " sky."]
 WEATHER = "It is 21 degrees in Paris."
 PERSON = {"name": "Ada", "age": 36}
@@ -72,7 +70,8 @@ class AnsweringWorker:
         self._is_stopped = threading.Event()
         self._threads: list[threading.Thread] = []
         self.payloads: list[Job] = []
-        self.features = FEATURES
+        # What it declares; with `vision` it takes images by value. `Stack.declaring` changes it.
+        self.features: Sequence[str] = FEATURES
         self._shall_rest = False
         self._is_resting = threading.Event()
 
@@ -104,7 +103,7 @@ class AnsweringWorker:
             self._shall_rest = False
 
     def pop(self) -> Job:
-        """A pop with a declaration of everything, images only with IMAGE_TRANSPORTS."""
+        """A pop with a declaration."""
         body = {
             "name": self._name,
             "models": [self.model],
@@ -114,8 +113,8 @@ class AnsweringWorker:
             "threads": 16,
             "chat_jobs": True,
             "model_id": self.model,
-            "chat_features": FEATURES,
-            **({"image_transports": IMAGE_TRANSPORTS} if IMAGE_TRANSPORTS else {}),
+            "chat_features": list(features := self.features),
+            **({"image_transports": ["base64"]} if "vision" in features else {}),
             "chat_limits": {"max_context_length": self._max_context_length, "max_length": 1024},
         }
         answer = self._http.post("/generate/text/pop", json=body)

@@ -7,16 +7,18 @@ Without a registry those tests are skipped with a word, on a build server they f
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import pytest
 from playwright.sync_api import Browser
 
 from devtools import clients
 from devtools.bootstrap import SetupError
 from devtools.services import ServiceAddresses
+from horde.oai.mapping import list_supported_parameters
 from tests.acceptance._stack import (
     Account,
     Front,
@@ -24,6 +26,7 @@ from tests.acceptance._stack import (
     build_shared_environment,
     running_front,
     running_horde,
+    wait_until,
 )
 from tests.clients._browser import SCHEMES, VIEWS, Scheme, View, Visits, running_browser
 from tests.clients._worker import MODEL, AnsweringWorker, running_worker
@@ -65,6 +68,31 @@ class Stack:
         )
         return outcome[0] == "cancelled"
 
+    @contextlib.contextmanager
+    def declaring(self, features: Sequence[str]) -> Iterator[None]:
+        """The worker declares these features meanwhile.
+
+        API and front remember for seconds what is served, so that both ends wait until it can be
+        read: nothing of this reaches the next test.
+        """
+        before = self.worker.features
+        self._declare(features)
+        try:
+            yield
+        finally:
+            self._declare(before)
+
+    def _declare(self, features: Sequence[str]) -> None:
+        self.worker.features = features
+        wait_until(lambda: self._is_known_for(frozenset(features)))
+
+    def _is_known_for(self, features: frozenset[str]) -> bool:
+        """Whether the front offers the model with these features."""
+        card = httpx.get(f"{self.front.url}/v1/models/{MODEL}").json()
+        sees = "image" in card["architecture"]["input_modalities"]
+        offers = card["supported_parameters"]
+        return sees == ("vision" in features) and offers == list_supported_parameters(features)
+
 
 @pytest.fixture(scope="package")
 def stack(
@@ -77,8 +105,12 @@ def stack(
     environment = build_shared_environment(service_urls, "clients")
     with contextlib.ExitStack() as running:
         horde = running.enter_context(running_horde(environment, folder))
-        names = {"HORDE_TITLE": "Test horde", "HORDE_URL": horde.api.url.removesuffix("/api")}
-        front = running.enter_context(running_front(horde, folder, **names))
+        settings = {
+            "HORDE_TITLE": "Test horde",
+            "HORDE_URL": horde.api.url.removesuffix("/api"),
+            "HORDE_OAI_MODELS_CACHE_SECONDS": "0",  # what a test declared is not the next one's
+        }
+        front = running.enter_context(running_front(horde, folder, **settings))
         client, owner = horde.create_account("client"), horde.create_account("owner")
         with running_worker(horde.api.url, owner.key) as worker:
             yield Stack(horde, front, client, worker)

@@ -7,6 +7,7 @@ import json
 import re
 import struct
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,17 +68,10 @@ def page(visit: Visit) -> Page:
 
 
 @pytest.fixture
-def seeing(monkeypatch: pytest.MonkeyPatch, stack: Stack) -> None:
+def seeing(stack: Stack) -> Iterator[None]:
     """The worker sees images."""
-    features = "tests.clients._worker.FEATURES"
-    monkeypatch.setattr(features, [*stack.worker.features, "vision"])
-    monkeypatch.setattr("tests.clients._worker.IMAGE_TRANSPORTS", ["base64"])
-    wait_until(lambda: "image" in get_card(stack)["architecture"]["input_modalities"])
-
-
-def get_card(stack: Stack) -> dict[str, Any]:
-    """What the front says of the model."""
-    return dict(httpx.get(f"{stack.front.url}/v1/models/{MODEL}").json())
+    with stack.declaring([*stack.worker.features, "vision"]):
+        yield
 
 
 def open_chat(visits: Visits, stack: Stack, **options: Any) -> Visit:
@@ -339,11 +333,10 @@ def test_an_error_is_readable_and_the_message_can_be_sent_again(page: Page, stac
 
 
 def test_whoever_finds_no_worker_that_promises_all_is_offered_those_that_promise_less(
-    page: Page, stack: Stack, monkeypatch: pytest.MonkeyPatch
+    page: Page, stack: Stack
 ) -> None:
     """U-23: at a click, and from then on."""
-    with monkeypatch.context() as patch:
-        patch.setattr("tests.clients._worker.FEATURES", ["tools"])
+    with stack.declaring(["tools"]):
         wait_until(lambda: "best_effort" in ask_and_wait(page, "The sky?"))
         assert "Ask workers that promise less" in page.locator("#turns article").last.inner_text()
         page.locator("#turns article").last.locator(".again").first.click()
