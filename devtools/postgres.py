@@ -28,6 +28,9 @@ from devtools.state import find_package_folder, write_private
 USER = "horde"
 DATABASE = "horde"
 MAX_CONNECTIONS = 200  # API processes times threads, with room for tests
+# For data that nobody keeps. Without `fsync=off` each TRUNCATE, DROP and new database waits for the
+# disk all the same, for longer than the product waits for an answer when the disk is slow.
+NEVER_WAITS_FOR_THE_DISK = ("synchronous_commit=off", "fsync=off", "full_page_writes=off")
 OPEN_PLACE = Path("/var/tmp")  # everybody may pass through, and it outlives a reboot
 
 
@@ -82,7 +85,8 @@ class Postgres:
         command += ["-c", f"max_connections={MAX_CONNECTIONS}"]
         # The benchmarks count statements with it.
         command += ["-c", "shared_preload_libraries=pg_stat_statements"]
-        command += [] if self.durable else ["-c", "synchronous_commit=off"]
+        for setting in () if self.durable else NEVER_WAITS_FOR_THE_DISK:
+            command += ["-c", setting]
         environment = build_postgres_environment()
         return Child(
             "postgres",

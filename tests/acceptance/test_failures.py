@@ -49,7 +49,9 @@ JSON = "application/json; charset=utf-8"
 REQUEST_COUNT = 200
 # What twenty calls of a kind may take more than twice what they take with Redis, which is the
 # measure of how busy the machine is. A driver that retries by itself takes four for one.
-SPARE_SECONDS = 3.0
+# So many calls take eight seconds and more when each of them waits for Redis.
+CALLS = 40
+SPARE_SECONDS = 5.0
 
 
 @pytest.fixture(scope="module")
@@ -328,7 +330,7 @@ def test_without_redis_everything_but_progress_works(
         assert all(reward > 0 for reward in rewards)
         seconds, statuses = time_calls(lambda: horde.api.get_status("chat", queued[0]))
         assert seconds < quick
-        doomed = [horde.api.queue_text(client.key, worker.model) for _ in range(20)]
+        doomed = [horde.api.queue_text(client.key, worker.model) for _ in range(CALLS)]
         seconds, cancels = time_calls(
             lambda: horde.api.http.delete(f"/generate/text/status/{doomed.pop()}").status_code
         )
@@ -371,7 +373,7 @@ def take_streamed_job(
     return job["id"], worker
 
 
-def time_calls[T](call: Callable[[], T], count: int = 20) -> tuple[float, list[T]]:
+def time_calls[T](call: Callable[[], T], count: int = CALLS) -> tuple[float, list[T]]:
     """How long so many calls take, one after the other, and what they answered."""
     started = time.monotonic()
     answers = [call() for _ in range(count)]
@@ -428,7 +430,7 @@ def test_without_postgres_answers_are_503_and_nothing_promised_is_lost(
                     answer.text,
                 )
                 assert answer.json()["message"]
-                assert time.monotonic() - started < 10, name
+                assert time.monotonic() - started < 30, name
         for route in list_plain_routes(horde):
             answer = horde.api.http.get(route, headers={"apikey": client.key})
             # What is read from a copy is answered still.

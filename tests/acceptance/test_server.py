@@ -197,7 +197,7 @@ def test_a_declared_body_over_the_bound_is_refused_unread(server: RunningServer)
     started_at = time.monotonic()
     status, _, body = server.send(f"{head}Content-Length: 10485761\r\n\r\n{{")
     assert (status, json.loads(body)["rc"]) == (413, "RequestTooLarge")
-    assert time.monotonic() - started_at < 5
+    assert time.monotonic() - started_at < 30
 
 
 @pytest.mark.slow

@@ -129,6 +129,8 @@ class Visits:
             is_mobile=view.is_phone,
             has_touch=view.is_phone,
             color_scheme=scheme,
+            # Else it is the machine's, and that of one without a language is no name of any.
+            locale="en-US",
         )
         context.set_default_timeout(WAIT_MILLISECONDS)
         visit = Visit(context.new_page())

@@ -44,7 +44,7 @@ from tests.integration._fake_chat_worker import (
     build_progress_body,
     build_tool,
 )
-from tests.integration.rows import SECRET, make_user, own_horde
+from tests.integration.rows import SECRET, empty_tables, make_user, own_horde
 from tests.integration.text_horde import KCPP_AGENT, KNOWN, list_discrepancies, start_clean
 from tests.unit.test_image import RED, build_data_url, draw
 
@@ -602,8 +602,7 @@ def fuzz_horde(service_urls: ServiceAddresses, name: str) -> Iterator[FuzzHorde]
 
 def start_clean_modes() -> None:
     """No maintenance, no raid."""
-    with transaction() as session:
-        session.execute(text("TRUNCATE settings"))
+    empty_tables("settings")
     caches.clear_all()
 
 

@@ -61,7 +61,7 @@ class LendingPooler:
             with suppress(OSError), socket.socket(fileno=os.dup(session.fileno())) as copied:
                 copied.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
-            thread.join(10)
+            thread.join(60)
         for opened in (*self._free, *self._sessions):
             opened.close()
 

@@ -8,8 +8,11 @@ from itertools import count
 from typing import Any
 from uuid import UUID
 
+import pytest
 from flask import Flask
+from psycopg2.errors import DeadlockDetected
 from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 
 from devtools.services import ServiceAddresses
 from horde import db, r2, redis_ctrl
@@ -24,9 +27,14 @@ from horde.config import Config
 from horde.database import caches, users
 from horde.database.migrate import migrate
 from horde.db import transaction
+from horde.postgres import waiting_up_to
 from tests.services import make_database
 
 SECRET = "salt of the tests"
+# Of the database and of Redis: on a busy machine the product would do without them now and then.
+ANSWER_SECONDS = 60.0
+CLEANING_SECONDS = 120.0
+CLEANING_ATTEMPTS = 10
 serial = count(1)
 
 
@@ -49,11 +57,15 @@ def own_horde(
         ),
         redis_url=service_urls.redis_url,
         secret_key=SECRET,
-        **{"rate_limits_enabled": False} | store | settings,
+        **{"rate_limits_enabled": False, "database_answer_seconds": ANSWER_SECONDS}
+        | store
+        | settings,
     )
     before, store_before = db.state.get(), r2.state.get()
     r2.state.set(r2.StoreState())  # the one of before stays open
-    app = create_app(config, resource_modules=modules)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(redis_ctrl, "TIMEOUT_SECONDS", ANSWER_SECONDS)
+        app = create_app(config, resource_modules=modules)
     engine = db.require_engine()
     migrate(engine, secret_key=SECRET)
     users.configure(config)
@@ -68,16 +80,30 @@ def own_horde(
 
 def forget_everything() -> None:
     """Empty the tables that tests of these modules write, the caches and Redis; accounts stay."""
-    with transaction() as session:
-        session.execute(
-            text(
-                "TRUNCATE waiting_prompts, workers, settings, teams, kudos_reservations,"
-                " text_gen_stats, model_performances, horde_fulfillments CASCADE"
-            )
-        )
+    empty_tables(
+        "waiting_prompts, workers, settings, teams, kudos_reservations, text_gen_stats,"
+        " model_performances, horde_fulfillments"
+    )
     for database in (redis_ctrl.cache_db, redis_ctrl.limiter_db, redis_ctrl.chat_signal_db):
         redis_ctrl.call(database, lambda client: client.flushdb())
     caches.clear_all()
+
+
+def empty_tables(names: str) -> None:
+    """Delete all rows of tables, and of those that refer to them.
+
+    A request that the test before left may still hold rows. It is waited for, far longer than the
+    product would wait, and when both wait for each other the statement is made again.
+    """
+    for _ in range(CLEANING_ATTEMPTS):
+        try:
+            with waiting_up_to(CLEANING_SECONDS), transaction() as session:
+                session.execute(text(f"TRUNCATE {names} CASCADE"))
+            return
+        except DBAPIError as error:
+            if not isinstance(error.orig, DeadlockDetected):
+                raise
+    raise AssertionError(f"{names} could not be emptied")
 
 
 def make_user(*roles: UserRoleTypes, **columns: Any) -> tuple[int, str]:

@@ -59,7 +59,7 @@ class TcpGate:
                 one.shutdown(socket.SHUT_RDWR)
             one.close()
         for thread in self._threads:
-            thread.join(5)
+            thread.join(60)
         self._threads = []
 
     def _start(self, target: object, *arguments: object) -> None:

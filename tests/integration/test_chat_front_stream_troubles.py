@@ -153,7 +153,7 @@ def held_back(
 
     def wait(environ: dict[str, Any], start_response: Any) -> Any:
         if environ["REQUEST_METHOD"] == method and "/chat/status/" in environ["PATH_INFO"]:
-            free.wait(20)
+            free.wait(60)
         return inner(environ, start_response)
 
     inner = stack.horde.app.wsgi_app

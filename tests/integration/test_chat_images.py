@@ -402,7 +402,7 @@ def test_a_request_has_two_images_encoded_at_a_time_and_keeps_their_order(
         with lock:
             running += 1
             most = max(most, running)
-        meeting.wait(timeout=30)  # each one finds another one beside it
+        meeting.wait(timeout=60)  # each one finds another one beside it
         try:
             return real(data)
         finally:
@@ -658,7 +658,7 @@ def test_of_two_submissions_with_one_key_the_loser_leaves_no_object(
     activate = queue_requests.activate_text_request
 
     def meet(*args: Any, **kwargs: Any) -> bool:
-        barrier.wait(10)
+        barrier.wait(60)
         return activate(*args, **kwargs)
 
     monkeypatch.setattr(queue_requests, "activate_text_request", meet)

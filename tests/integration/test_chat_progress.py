@@ -444,7 +444,7 @@ def test_of_posts_at_once_each_number_is_taken_once(redis: Redis) -> None:
     barrier = Barrier(8)
 
     def run(name: int) -> list[PostOutcome]:
-        barrier.wait(10)
+        barrier.wait(60)
         return [post(held, seq, f"{name}:{seq};").outcome for seq in range(1, 101)]
 
     with ThreadPoolExecutor(8) as pool:

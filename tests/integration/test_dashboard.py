@@ -21,6 +21,7 @@ from horde.clock import utcnow
 from horde.database import caches, figures
 from horde.db import reading, run_transaction, transaction
 from tests.integration.rows import (
+    empty_tables,
     forget_everything,
     make_job,
     make_request,
@@ -41,8 +42,7 @@ def app(service_urls: ServiceAddresses) -> Iterator[Flask]:
 def client(app: Flask) -> FlaskClient:
     forget_everything()
     tally.take()
-    with transaction() as session:
-        session.execute(text("TRUNCATE horde_figures"))
+    empty_tables("horde_figures")
     return app.test_client()
 
 

@@ -332,7 +332,7 @@ def test_two_transactions_that_wait_for_each_other_both_succeed(horde: TextHorde
                     .values(n=WaitingPrompt.n + 1)
                 )
                 if tries == 1 and wp_id == rows[0]:
-                    barrier.wait(30)
+                    barrier.wait(60)
 
         run_transaction(work)
         return tries

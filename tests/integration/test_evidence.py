@@ -23,7 +23,7 @@ from horde.db import transaction
 from horde.exceptions import ServiceUnavailable
 from horde.r2 import StoreUnavailable
 from tests.integration.api_horde import Api, let_rest, make_moderator, own_api
-from tests.integration.rows import make_user, make_worker
+from tests.integration.rows import empty_tables, make_user, make_worker
 from tests.integration.text_horde import ADULT, KNOWN, refused
 
 PATH = "/operations/moderation/prompts"
@@ -40,8 +40,7 @@ def module_api(service_urls: ServiceAddresses) -> Iterator[Api]:
 @pytest.fixture
 def api(module_api: Api) -> Api:
     """A horde without evidence, that refuses nobody."""
-    with transaction() as session:
-        session.execute(text("TRUNCATE moderation_events CASCADE"))
+    empty_tables("moderation_events")
     for database in (redis_ctrl.address_timeout_db, redis_ctrl.address_suspicion_db):
         redis_ctrl.call(database, lambda client: client.flushdb())
     caches.clear_all()

@@ -385,7 +385,7 @@ def test_of_drops_at_the_same_moment_one_counts(horde: ChatHorde) -> None:
         with transaction() as session:
             job = find_job(session, job_id)
             assert job is not None
-            barrier.wait(20)
+            barrier.wait(60)
             assert fault_job(session, job, is_raid=False, now=utcnow()).is_applied
 
     with ThreadPoolExecutor(4) as pool:

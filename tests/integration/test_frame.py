@@ -39,7 +39,10 @@ from horde.limiter import (
 from horde.redis_ctrl import RedisUnavailable
 
 PASSKEY = "a known passkey"
-WAIT_SECONDS = 10
+WAIT_SECONDS = 60
+# So many calls would take longer than so many seconds if each of them waited for Redis.
+MANY = 200
+WAITING_SECONDS = 30
 
 
 @dataclass(frozen=True)
@@ -332,18 +335,24 @@ def test_the_document_describes_the_routes(client: FlaskClient) -> None:
 # Redis is away
 
 
+def ask_often(client: FlaskClient) -> list[int]:
+    """The status of many calls, each from an address of its own."""
+    addresses = [{"REMOTE_ADDR": f"198.51.100.{number}"} for number in range(MANY)]
+    return [client.get("/api/row", environ_base=one).status_code for one in addresses]
+
+
 def test_a_stopped_redis_costs_milliseconds(client: FlaskClient, own: OwnServices) -> None:
     own.valkey.stop()
     try:
         started_at = time.monotonic()
-        assert [client.get("/api/row").status_code for _ in range(20)] == [200] * 20
+        assert ask_often(client) == [200] * MANY
         wait_for_a_fresh_second()
         assert [post(client, "/api/text", apikey="a key").status_code for _ in range(3)] == [
             200,
             200,
             429,
         ]
-        assert time.monotonic() - started_at < 3
+        assert time.monotonic() - started_at < WAITING_SECONDS
         with pytest.raises(RedisUnavailable):
             redis_ctrl.get_json("anything")
         redis_ctrl.publish_chat_message("horde:chat:1", {"id": "1"})  # best effort: no error
@@ -359,11 +368,11 @@ def test_a_hanging_redis_costs_a_fraction_of_a_second(
     os.kill(valkey_pid(own.valkey), signal.SIGSTOP)
     try:
         started_at = time.monotonic()
-        assert [client.get("/api/row").status_code for _ in range(20)] == [200] * 20
-        for _ in range(20):
+        assert ask_often(client) == [200] * MANY
+        for _ in range(MANY):
             with pytest.raises(RedisUnavailable):
                 redis_ctrl.get_json("anything")
-        assert time.monotonic() - started_at < 3
+        assert time.monotonic() - started_at < WAITING_SECONDS
     finally:
         os.kill(valkey_pid(own.valkey), signal.SIGCONT)
     wait_until(lambda: redis_ctrl.get_counter("anything") == 0)

@@ -389,7 +389,7 @@ def test_readers_go_on_while_a_migration_waits_for_a_table(
                 other.rollback()
         assert not running.done()
         reader.rollback()
-        assert running.result(timeout=30) == AFTER_BASE
+        assert running.result(timeout=60) == AFTER_BASE
 
 
 def test_a_database_behind_the_files_is_refused(engine: Engine) -> None:

@@ -30,6 +30,7 @@ from horde.database.objects import StoreReport, audit_store
 from horde.db import transaction
 from horde.r2 import StoreUnavailable
 from tests.integration._fake_chat_worker import ChatHorde, chat_horde, start_anew
+from tests.integration.rows import empty_tables
 from tests.integration.stored_chats import (
     list_keys,
     list_waiting_deletes,
@@ -140,8 +141,7 @@ def test_the_texts_of_evidence_are_accounted_for(horde: ChatHorde) -> None:
     report = audit()
     assert (report.referenced, report.waiting_for_deletion) == (1, 1)
     assert (report.orphans, report.missing) == ([keys[gone]], [keys[lost]])
-    with transaction() as session:
-        session.execute(text("TRUNCATE moderation_events CASCADE"))
+    empty_tables("moderation_events")
 
 
 def test_an_ended_request_may_have_lost_its_objects(horde: ChatHorde) -> None:

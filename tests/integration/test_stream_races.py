@@ -55,7 +55,7 @@ def at_once(*calls: Callable[[], Any]) -> list[Any]:
     barrier = Barrier(len(calls))
 
     def run(call: Callable[[], Any]) -> Any:
-        barrier.wait(30)
+        barrier.wait(60)
         return call()
 
     with ThreadPoolExecutor(len(calls)) as pool:

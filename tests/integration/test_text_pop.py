@@ -392,7 +392,7 @@ def test_of_many_names_that_pop_at_once_as_many_get_in_as_of_few(horde: TextHord
     gate = threading.Barrier(10)
 
     def bring(number: int) -> tuple[int, str | None]:
-        gate.wait(20)
+        gate.wait(60)
         answer = horde.pop(key, f"one of ten {number}")
         return answer.status_code, answer.json.get("rc")
 
@@ -412,7 +412,7 @@ def test_the_threads_of_a_new_worker_get_in_together(horde: TextHorde) -> None:
     gate = threading.Barrier(6)
 
     def bring(_: int) -> int:
-        gate.wait(20)
+        gate.wait(60)
         return int(horde.pop(key, "the fourth").status_code)
 
     with ThreadPoolExecutor(6) as pool:

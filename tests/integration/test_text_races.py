@@ -79,7 +79,7 @@ def at_once(*calls: Callable[[], Any]) -> list[Any]:
     barrier = Barrier(len(calls))
 
     def run(call: Callable[[], Any]) -> Any:
-        barrier.wait(30)
+        barrier.wait(60)
         return call()
 
     with ThreadPoolExecutor(len(calls)) as pool:
@@ -184,7 +184,7 @@ def test_a_worker_waits_its_turn_for_a_request_that_others_are_claiming(
         with holding(request_id, other_id):
             popping = pool.submit(horde.pop, *names(keys)[0])
             wait_for_waiter()
-        assert popping.result(30).json["id"] is not None
+        assert popping.result(60).json["id"] is not None
     assert [str(job.wp_id) for job in list_every_job()] == [request_id]
 
 
@@ -199,7 +199,7 @@ def test_a_worker_whose_turn_finds_nothing_left_is_answered_as_idle(
             wait_for_waiter()
             other.execute(text("UPDATE waiting_prompts SET n = 0"))
             other.commit()
-        answer = popping.result(30)
+        answer = popping.result(60)
     assert (answer.status_code, answer.json["id"]) == (200, None)
 
 

@@ -18,7 +18,7 @@ from horde.clock import utcnow
 from horde.database import caches
 from horde.db import transaction
 from tests.integration.api_horde import Api, own_api
-from tests.integration.rows import make_user
+from tests.integration.rows import empty_tables, make_user
 from tests.integration.text_horde import KNOWN, SMALL, TextHorde
 
 ZERO = {"requests": 0, "tokens": 0}
@@ -32,9 +32,8 @@ def api(service_urls: ServiceAddresses) -> Iterator[Api]:
 
 @pytest.fixture(autouse=True)
 def _nothing_counted(api: Api) -> None:
+    empty_tables("text_gen_stats, text_stat_queue, text_stat_totals, text_stat_models")
     with transaction() as session:
-        for table in ("text_gen_stats", "text_stat_queue", "text_stat_totals", "text_stat_models"):
-            session.execute(text(f"TRUNCATE {table}"))
         session.execute(text("UPDATE text_stat_backfill SET next_id = 1, last_id = 0"))
     caches.clear_all()
 

@@ -21,7 +21,7 @@ from horde.classes.kobold.pricing import compute_text_quote, round_quote
 from horde.database import addresses
 from horde.db import transaction
 from horde.model_reference import get_text_model_multiplier
-from tests.integration.rows import make_user, make_worker
+from tests.integration.rows import empty_tables, make_user, make_worker
 from tests.integration.text_horde import (
     ADULT,
     KNOWN,
@@ -358,8 +358,7 @@ def test_refusals_come_in_the_published_order(horde: TextHorde) -> None:
     assert ask() == (404, "StyleNotFound")
     assert ask(without=("style",)) == (400, "PromptExceedsContext")
     assert ask(without=("context_fit",)) == (400, "MaintenanceMode")
-    with transaction() as session:
-        session.execute(text("TRUNCATE settings"))
+    empty_tables("settings")
     forget_copies()
     assert ask() == (400, "BadRequest")  # the webhook
     del body["webhook"]

@@ -272,7 +272,7 @@ def test_a_change_elsewhere_reaches_this_process_through_redis(person: Person) -
         assert concurrency == 77
     finally:
         stop.set()
-        thread.join(5)
+        thread.join(60)
 
 
 def test_a_wiped_account_is_found_by_nothing(client: FlaskClient, person: Person) -> None:

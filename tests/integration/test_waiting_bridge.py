@@ -106,7 +106,7 @@ def running_bridge(stack: FrontStack, proxy: Proxy) -> Iterator[threading.Thread
         yield thread
     finally:
         bridge.stop()
-        thread.join(15)
+        thread.join(60)
         horde.close()
         proxy.hang_up()
         assert not thread.is_alive()

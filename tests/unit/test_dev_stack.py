@@ -174,7 +174,7 @@ def test_the_wait_for_a_port_ends(tmp_path: Path) -> None:
         child = Child("x", ["/bin/true"], tmp_path / "log", port=holder.getsockname()[1])
         started = time.monotonic()
         child.wait_for_port(0.1)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 60
 
 
 def test_a_failing_command_is_reported_with_what_it_said(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from horde.shapes.base import parse_shape
 from horde.shapes.jobs import TextPopBody, TextSubmitBody
 
 COUNT = 200_000
+# Of the processor, which a busy machine does not stretch.
 LONGEST_SECONDS = 0.5  # one error for each value took seconds of a whole process
 MANY: list[Any] = [1] * COUNT
 KEYS = {f"k{number}": 0 for number in range(COUNT)}
@@ -77,10 +78,10 @@ def parse_submit(body: Any) -> object:
 def test_very_many_bad_values_are_refused_at_once(
     parse: Callable[[Any], object], body: Any
 ) -> None:
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(BadRequest) as refused:
         parse(body)
-    assert time.monotonic() - started < LONGEST_SECONDS
+    assert time.process_time() - started < LONGEST_SECONDS
     assert len(json.dumps([refused.value.message, refused.value.extra])) < 2000
 
 

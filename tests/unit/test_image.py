@@ -639,7 +639,7 @@ def test_a_host_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
             refusal_of(lambda: fetch(f"http://pictures.example:{listener.getsockname()[1]}/"))
             is INVALID
         )
-        assert time.monotonic() - started_at < 5
+        assert time.monotonic() - started_at < 30
         stopped.set()
         thread.join()
 

@@ -89,7 +89,7 @@ def run(
     stopper = threading.Timer(3, bridge.stop)
     stopper.start()
     thread.start()
-    thread.join(15)
+    thread.join(60)
     stopper.cancel()
     return codes[0], bridge
 

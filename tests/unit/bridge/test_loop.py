@@ -62,7 +62,7 @@ def run_until(
     while not done() and runner.is_alive() and time.monotonic() < deadline:
         time.sleep(0.005)
     bridge.stop()
-    runner.join(10)
+    runner.join(60)
     assert not runner.is_alive()
     return codes[0]
 
@@ -252,14 +252,14 @@ def test_a_thread_that_waits_for_the_backend_does_not_hold_up_a_job_of_another()
         if not backend.bodies("/v1/chat/completions"):
             return models  # type: ignore[return-value]
         is_probing.set()
-        is_answered.wait(5)
+        is_answered.wait(60)
         has_probed.set()
         return models  # type: ignore[return-value]
 
     def pop(_body: dict[str, Any]) -> httpx.Response:
         turn = len(horde.bodies(POP))
         if turn == 2:
-            is_probing.wait(5)
+            is_probing.wait(60)
         return answer({**chat_answer(), "id": f"job-{turn}"} if turn < 3 else NO_JOB)
 
     backend = llama_script(chat=[httpx.ConnectError("gone"), completion()], models=list_models)
@@ -287,7 +287,7 @@ def test_a_stop_lets_a_running_job_finish() -> None:
 
     def chat(_body: dict[str, Any]) -> httpx.Response:
         started.set()
-        release.wait(5)
+        release.wait(60)
         return answer({"choices": [{"message": {"content": "late"}}]})
 
     horde = horde_script(answer(chat_answer()), answer(chat_answer()))
