@@ -5,6 +5,7 @@ A mark is a random word, so that a server that lost some of its marks never show
 A mark moves after the commit that it tells of: who read the marks before it looked, and finds them
 unmoved, has seen everything. The queue has a mark for each of a fixed number of groups of models,
 so that work for others moves none of a worker's, and names that somebody invents fill nothing.
+Addresses that are refused have such groups too.
 """
 
 import secrets
@@ -21,6 +22,7 @@ from horde.runtime import Part
 
 EPOCHS_KEY: Final = "horde:pop:epochs"
 MODEL_GROUPS: Final = 1024
+ADDRESS_GROUPS: Final = 1024
 
 EVERYTHING: Final = "everything"  # switches of the horde, messages to workers
 WORKERS: Final = "workers"  # whatever changes who may serve what
@@ -45,6 +47,11 @@ _debts: Part[_Debts] = Part(_Debts)
 def build_model_mark(model: str) -> str:
     """The mark of requests for a model."""
     return f"model {crc32(model.encode('utf-8', 'surrogatepass')) % MODEL_GROUPS}"
+
+
+def build_address_mark(subject: str) -> str:
+    """The mark of timeouts of an address, in the form of `ip_subject`."""
+    return f"address {crc32(subject.encode('utf-8', 'surrogatepass')) % ADDRESS_GROUPS}"
 
 
 def list_marks_of_models(models: Sequence[str]) -> list[str]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from horde import model_reference, pop_epochs, r2
 from horde.database.users import Caller, get_account_generation
+from horde.ip_subject import build_ip_subject
 from horde.runtime import Part
 
 MAX_KEPT = 4000  # bounds the memory, at some 2 KiB each; the one answered longest ago goes first
@@ -65,6 +66,7 @@ def begin_look(api_key: str, address: str, body: Mapping[str, object], models: l
     names = [
         *(pop_epochs.EVERYTHING, pop_epochs.ACCOUNTS, pop_epochs.WORKERS),
         pop_epochs.ANY_MODEL,
+        pop_epochs.build_address_mark(build_ip_subject(address)),
     ]
     names += sorted({pop_epochs.build_model_mark(model) for model in named})
     # Before the marks: what this process hears of an account afterwards moves it.

@@ -41,6 +41,7 @@ from horde.classes.kobold.worker import (
 from horde.config import Config
 from horde.database.addresses import (
     check_address_timeout,
+    check_network_block,
     check_worker_address,
     is_safe_worker_address,
 )
@@ -184,15 +185,16 @@ def pop_text_jobs(pop: Pop) -> PoppedJobs:
 
 
 def repeat_idle(pop: Pop, known: KnownIdle) -> PoppedJobs:
-    """The answer of the worker's last look. Its address is judged all the same: it may have been
-    blocked meanwhile, and a switch that was just set is not known yet to a look that follows at
-    once. Raises Forbidden.
+    """The answer of the worker's last look. A timeout of its address would have moved a mark; what
+    else is held against the address is judged: blocked networks have no mark, and a switch that was
+    just set is not known yet to a look that follows at once. Raises Forbidden.
     """
+    check_network_block(pop.address)
     with reading() as session:
         is_raid = find_raid(session, pop.config)
-    refusal = find_address_refusal(pop, known.caller, is_raid=is_raid)
-    if refusal is not None:
-        raise refusal
+    check_worker_address(
+        pop.address, is_exempt=is_address_exempt(known.caller), raid=is_raid, config=pop.config
+    )
     if known.is_speed_limited:
         _count_lease_capacity_limited()
     answer: PoppedJobs = known.answer

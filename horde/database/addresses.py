@@ -22,6 +22,7 @@ from horde.exceptions import Forbidden
 from horde.ip_subject import build_ip_subject
 from horde.logger import get_logger
 from horde.outbound import OutboundFailed, fetch_text
+from horde.pop_epochs import build_address_mark, move_marks
 from horde.redis_ctrl import RedisUnavailable
 from horde.return_codes import ReturnCode
 from horde.runtime import Part
@@ -99,7 +100,21 @@ def block_network(network: Network, minutes: float) -> None:
 
 def check_address_timeout(address: str, *, for_worker: bool) -> None:
     """Refuse an address in timeout. Raises Forbidden, `TimeoutIP`."""
-    seconds = find_timeout_seconds(address)
+    _refuse_for(find_timeout_seconds(address), for_worker=for_worker)
+
+
+def check_network_block(address: str) -> None:
+    """Refuse a worker whose network is blocked, as known for some seconds: no round trip. Raises
+    Forbidden, `TimeoutIP`.
+    """
+    try:
+        seconds = _find_block_seconds(address)
+    except RedisUnavailable:
+        return
+    _refuse_for(seconds, for_worker=True)
+
+
+def _refuse_for(seconds: int | None, *, for_worker: bool) -> None:
     if seconds is not None:
         raise Forbidden(
             build_timeout_message(seconds, for_worker=for_worker), ReturnCode.TIMEOUT_IP
@@ -263,6 +278,7 @@ def _write_timeout(key: str, minutes: float) -> None:
         redis_ctrl.address_timeout_db,
         lambda client: client.set(key, "1", px=round(minutes * 60_000)),
     )
+    move_marks([build_address_mark(key)])  # an idle worker of the address looks again
 
 
 # What moderators see and lift

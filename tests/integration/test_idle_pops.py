@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -23,11 +24,12 @@ from horde.classes.base.worker import Worker
 from horde.classes.kobold.processing_generation import TextProcessingGeneration
 from horde.classes.kobold.worker import TextWorker
 from horde.database import addresses, caches, threads, users
-from horde.database.addresses import set_address_timeout
+from horde.database.addresses import block_network, set_address_timeout
 from horde.database.stats import set_horde_modes
 from horde.database.worker_messages import delete_message, insert_messages
 from horde.db import transaction
 from horde.exceptions import ServiceUnavailable
+from horde.pop_epochs import build_address_mark
 from horde.redis_ctrl import RedisUnavailable
 from tests.integration._fake_chat_worker import MODEL, Body, ChatHorde, chat_horde, start_anew
 from tests.integration.chat_front import wait_until
@@ -305,6 +307,37 @@ def test_a_block_of_its_address_holds_at_once(horde: ChatHorde, redis: OwnRedis)
     refused = horde.pop(models=[MODEL, "a/model"])
     assert (refused.status_code, refused.json["rc"]) == (403, "TimeoutIP")
     redis.run("FLUSHALL")
+
+
+def test_a_block_of_its_network_holds_at_once(horde: ChatHorde, redis: OwnRedis) -> None:
+    assert count_statements(horde) == 0
+    block_network(ip_network("127.0.0.0/8"), 1)
+    refused = horde.pop(models=[MODEL, "a/model"])
+    assert (refused.status_code, refused.json["rc"]) == (403, "TimeoutIP")
+    redis.run("FLUSHALL")
+    addresses._blocks.clear()
+
+
+def test_a_timeout_of_another_address_makes_no_worker_look(horde: ChatHorde) -> None:
+    assert build_address_mark("198.51.100.7") != build_address_mark("127.0.0.1")
+    assert count_statements(horde) == 0
+    set_address_timeout("198.51.100.7", 1)
+    assert count_statements(horde) == 0
+
+
+def test_an_idle_pop_asks_redis_once(horde: ChatHorde, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert count_statements(horde) == 0
+    asked = []
+    call = redis_ctrl.call
+
+    def count(database: int, *arguments: Any) -> Any:
+        asked.append(database)
+        return call(database, *arguments)
+
+    monkeypatch.setattr(redis_ctrl, "call", count)
+    assert count_statements(horde) == 0
+    assert asked.count(redis_ctrl.cache_db) == 1
+    assert redis_ctrl.address_timeout_db not in asked
 
 
 def test_a_switch_of_the_horde_makes_workers_look(horde: ChatHorde) -> None:
