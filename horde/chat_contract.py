@@ -33,7 +33,7 @@ from horde.exceptions import BadRequest
 from horde.json_body import parse_json_body as parse_json_body
 from horde.return_codes import ReturnCode
 
-type JsonObject = dict[str, Any]
+type JsonObject = dict[str, Any]  # of the front, until its readers have types
 
 # 25 MiB of images as base64, 1 MiB of text, room for JSON structure.
 MAX_CHAT_BODY_BYTES: Final = 36 * 1024 * 1024
@@ -225,7 +225,7 @@ class _StrictModel(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def drop_nulls(cls, data: Any) -> Any:
+    def drop_nulls(cls, data: object) -> Any:
         """Leave the null of an unknown key in place, so that it is refused like any other value.
 
         Of unknown keys the first alone is kept: it is the one named, and an error for each of a
@@ -277,7 +277,7 @@ class ChatFunction(_StrictModel):
 
     name: Annotated[str, Field(pattern=_NAME_PATTERN)]
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: dict[str, object] | None = None
     strict: bool | None = None
 
 
@@ -322,7 +322,7 @@ class ChatJsonSchema(_StrictModel):
     """The schema a `json_schema` response format asks the reply to follow."""
 
     name: Annotated[str, Field(pattern=_NAME_PATTERN)]
-    schema_: dict[str, Any] = Field(alias="schema")
+    schema_: dict[str, object] = Field(alias="schema")
     description: str | None = None
     strict: bool | None = None
 

@@ -9,7 +9,13 @@ Source: docs/reference/chat_requests.md, "Form of what is sent".
 
 import json
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
+
+type Json = str | int | float | bool | list[Json] | dict[str, Json] | None
+"""A value of JSON as it is read."""
+
+type JsonObject = dict[str, object]
+"""An object of JSON whose members are looked at where they are used, or put together here."""
 
 # Stands for a ready document while the rest is written. No string that is read has a NUL in it.
 _PLACE: Final = "\x00"
@@ -54,16 +60,17 @@ def hold_integer(value: int, text: str) -> int:
     return held
 
 
-def read_json(text: str | bytes) -> Any:
+def read_json(text: str | bytes) -> Json:
     """The value of a JSON text of our own or of a worker's peer; raises ValueError for any other.
 
     Texts of clients go through `horde.json_body`, which bounds them.
     """
-    return json.loads(
+    value: Json = json.loads(
         text,
         parse_float=lambda number: hold_float(float(number), number),
         parse_int=lambda number: hold_integer(int(number), number),
     )
+    return value
 
 
 def write_json(value: object, *, ensure_ascii: bool = False) -> str:

@@ -2,7 +2,6 @@
 """An account as its owner sees it on the page, and a new key for it."""
 
 from dataclasses import asdict
-from typing import Any
 
 from sqlalchemy.orm import Session
 
@@ -13,10 +12,11 @@ from horde.database.kudos import get_effective_kudos
 from horde.database.users import Caller, find_caller, reset_api_key
 from horde.db import reading, transaction
 from horde.exceptions import Forbidden, Unauthorized
+from horde.json_text import JsonObject
 from horde.return_codes import ReturnCode
 
 
-def show_own_account(api_key: str) -> dict[str, Any]:
+def show_own_account(api_key: str) -> JsonObject:
     """What the account of a key has, gains and spends; docs/reference/pages.md lists it.
 
     Errors: Unauthorized for a key that nobody has, Forbidden for the anonymous one.

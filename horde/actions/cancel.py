@@ -6,7 +6,6 @@ The jobs of a streamed one that are in flight are paid for what they posted.
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
 from uuid import UUID
 
 from sqlalchemy.orm import Session
@@ -23,12 +22,13 @@ from horde.database.text_requests import cancel_text_request, release_hold_when_
 from horde.database.text_status import RequestProgress, build_text_status, require_request_progress
 from horde.database.workers import parse_id
 from horde.db import reading, run_transaction
+from horde.json_text import JsonObject
 from horde.logger import get_logger
 
 logger = get_logger(__name__)
 
 
-def cancel_request(request_id: str, config: Config, *, is_chat: bool) -> dict[str, Any]:
+def cancel_request(request_id: str, config: Config, *, is_chat: bool) -> JsonObject:
     """Cancel a request; the status as it was before. Repeated calls answer alike and change
     nothing.
 
@@ -38,7 +38,7 @@ def cancel_request(request_id: str, config: Config, *, is_chat: bool) -> dict[st
     now = utcnow()
     posted = read_posted_characters(request_id) if is_chat else {}
 
-    def work(session: Session) -> tuple[dict[str, Any], RequestProgress, bool, list[UUID]]:
+    def work(session: Session) -> tuple[JsonObject, RequestProgress, bool, list[UUID]]:
         progress = require_request_progress(session, request_id, is_chat=is_chat, now=now)
         status = build_text_status(
             session,

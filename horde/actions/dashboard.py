@@ -24,6 +24,7 @@ from horde.database.figures import GAINED, SPENT, Gauge, Minutes
 from horde.database.operations_view import read_operations_view
 from horde.database.stats import get_horde_modes
 from horde.db import reading, run_transaction
+from horde.json_text import JsonObject
 from horde.redis_ctrl import RedisUnavailable
 
 MOMENT_SECONDS = 4.0
@@ -114,7 +115,7 @@ def _read_moment() -> bytes:
     return _dump({"now": _to_unix(now), **found})
 
 
-def _probe_redis() -> dict[str, Any]:
+def _probe_redis() -> JsonObject:
     """Whether Redis answers, how fast, and what it holds."""
     started_at = time.monotonic()
     try:
@@ -128,7 +129,7 @@ def _probe_redis() -> dict[str, Any]:
     }
 
 
-def _describe_store() -> dict[str, Any]:
+def _describe_store() -> JsonObject:
     """Whether there is a store and whether it failed last; nobody is asked."""
     is_configured = r2.is_configured()
     return {
@@ -149,7 +150,7 @@ def _read_series(window: Window) -> bytes:
     return _dump(build_series(found, starts) | build_sums(found, minutes))
 
 
-def build_series(found: Minutes, starts: Sequence[datetime]) -> dict[str, Any]:
+def build_series(found: Minutes, starts: Sequence[datetime]) -> JsonObject:
     """A list of figures for each start, None where nothing was measured.
 
     `at` holds the starts as Unix seconds; `wait_50` and the like are seconds, everything that
@@ -180,7 +181,7 @@ def build_series(found: Minutes, starts: Sequence[datetime]) -> dict[str, Any]:
     return {"at": [_to_unix(start) for start in starts], "series": series}
 
 
-def build_sums(found: Minutes, minutes: float) -> dict[str, Any]:
+def build_sums(found: Minutes, minutes: float) -> JsonObject:
     """Faults, refusals and kudos of the whole window by their reason."""
 
     def add_up(prefix: str) -> dict[str, float]:

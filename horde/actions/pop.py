@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from functools import partial
-from typing import Any
+from typing import cast
 from uuid import UUID
 
 from horde_sdk.worker.chat_declaration import ChatImageTransport
@@ -28,6 +28,7 @@ from horde.actions.new_workers import (
 )
 from horde.chat.declaration import ChatDeclaration, parse_chat_declaration_fields
 from horde.chat.tools import write_schemas
+from horde.chat.wire import JobPayload
 from horde.classes.base.suspicion import Suspicion
 from horde.classes.base.worker import CHECK_IN_SECONDS
 from horde.classes.kobold.processing_generation import LeaseOwner, TextProcessingGeneration
@@ -65,6 +66,7 @@ from horde.database.text_functions import ServableQueue, get_sorted_text_wp_filt
 from horde.database.text_jobs import AssignedJobs, assign_jobs
 from horde.database.text_queue import get_queue_snapshot
 from horde.database.users import Caller, build_lease_key_of, find_caller
+from horde.database.worker_messages import ShownMessage
 from horde.database.workers import take_workers_offline
 from horde.db import RowsLocked, after_commit, reading, run_transaction
 from horde.exceptions import (
@@ -74,6 +76,7 @@ from horde.exceptions import (
     ServiceUnavailable,
     Unauthorized,
 )
+from horde.json_text import JsonObject
 from horde.model_reference import get_text_model_multiplier
 from horde.r2 import StoreUnavailable
 from horde.return_codes import ReturnCode
@@ -100,22 +103,24 @@ class PoppedJobs:
     """The jobs of a pop with their payload; None when there was nothing for the worker."""
 
     jobs: AssignedJobs | None = None
-    payload: dict[str, Any] = field(default_factory=lambda: dict(TEXT_PAYLOAD_DEFAULTS))
+    payload: JobPayload = field(
+        default_factory=lambda: cast(JobPayload, dict(TEXT_PAYLOAD_DEFAULTS))
+    )
     is_chat: bool = False
     request: TextWaitingPrompt | None = field(default=None, repr=False)
     # How the worker gets what lies in the store; None when nothing does.
     transport: ChatImageTransport | None = None
     skipped: dict[str, int] = field(default_factory=dict)
-    messages: Sequence[dict[str, Any]] = ()  # for the worker's owner
+    messages: Sequence[ShownMessage] = ()  # for the worker's owner
     is_work_left: bool = False  # whether requests wait for its models, kept from it or not
     # Whether nobody held a row that the worker may take, so that only news can change the answer.
     is_settled: bool = True
 
-    def dump(self) -> dict[str, Any]:
+    def dump(self) -> JsonObject:
         """The body of the answer; a chat job alone carries `chat`."""
         jobs = self.jobs
         ids = [] if jobs is None else [str(job_id) for job_id in jobs.ids]
-        body: dict[str, Any] = {
+        body: JsonObject = {
             "payload": write_schemas(self.payload) if self.is_chat else self.payload,
             "id": ids[0] if ids else None,
             "ids": ids,
@@ -137,7 +142,7 @@ class PoppingWorker:
     models: Sequence[str]
     caller: Caller
     priority_user_ids: Sequence[int]
-    messages: Sequence[dict[str, Any]]
+    messages: Sequence[ShownMessage]
 
 
 def pop_text_jobs(pop: Pop) -> PoppedJobs:

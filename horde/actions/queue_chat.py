@@ -8,7 +8,6 @@ Source: docs/reference/chat_requests.md.
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
 from uuid import UUID
 
 from sqlalchemy.exc import IntegrityError
@@ -74,11 +73,12 @@ from horde.database.text_functions import is_chat_model_served
 from horde.database.text_requests import RequestContent, require_worker_ids
 from horde.db import retry_deadlocks, transaction
 from horde.exceptions import BadRequest, Forbidden, NotFound, ServiceUnavailable, TooManyRequests
+from horde.json_text import JsonObject
 from horde.model_reference import is_known_text_model
 from horde.return_codes import ReturnCode
 from horde.shapes.base import MAX_MODEL_NAME_LENGTH
 from horde.shapes.requests import RequestQuote
-from horde.shapes.text_params import check_text_param_rules
+from horde.shapes.text_params import TextParams, check_text_param_rules
 
 
 def queue_chat(chat: ChatRequest, context: RequestContext) -> Queued:
@@ -328,13 +328,13 @@ def answer_dry_run(chat: ChatRequest, sized: SizedContext, stored: StoredRequest
     """The quote and the request as it would run; `params` holds what the client sent under its
     native names.
     """
-    params: dict[str, Any] = chat.text_params | {"max_length": sized.max_length}
+    params: TextParams = {**chat.text_params, "max_length": sized.max_length}
     if "max_context_length" in params or sized.max_context_length != chat.requested_context_length:
         params["max_context_length"] = sized.max_context_length
     context_fit = ChatContextFit(chat.horde.context_fit)
     if context_fit is ChatContextFit.TRUNCATE_OLDEST:
         context_fit = ChatContextFit.GROW
-    resolved = {
+    resolved: JsonObject = {
         "estimated_prompt_tokens": sized.estimated_prompt_tokens,
         "context_fit": context_fit.value,
         "prompt": sized.prompt,

@@ -47,6 +47,7 @@ from horde.database.text_admission import Submitter
 from horde.database.text_requests import RequestContent, require_worker_ids
 from horde.db import retry_deadlocks, transaction
 from horde.exceptions import BadRequest
+from horde.json_text import JsonObject
 from horde.return_codes import ReturnCode
 from horde.shapes.requests import RequestQuote, TextContextFit
 from horde.shapes.text_params import check_text_param_rules
@@ -131,8 +132,8 @@ def size_text_request(
     bound = None
     if text.context_fit is TextContextFit.GROW:
         bounds = get_highest_text_worker_limits(session, text.body.models, is_chat=False, now=now)
-        policy = (style.parameter_policy if style is not None else None) or {}
-        ceiling = (policy.get("ceilings") or {}).get("max_context_length")
+        policy = None if style is None else style.parameter_policy
+        ceiling = (policy or {}).get("ceilings", {}).get("max_context_length")
         known = [length for length in (bounds.max_context_length, ceiling) if length is not None]
         bound = None if bounds.max_context_length is None else min(known)
     return size_text_context(text, growth_bound=bound)
@@ -246,12 +247,15 @@ def build_content(
 
 def answer_dry_run(text: TextRequest, prompt: str, stored: StoredRequest) -> RequestQuote:
     """The quote and the request as it would run."""
-    params = {key: value for key, value in text.params.items() if key != "n"}
     facts = stored.admission.facts
-    resolved = {
+    params = TextWaitingPrompt.prepare_job_payload(
+        params=text.params,
+        max_length=facts.max_length,
+        max_context_length=facts.max_context_length,
+    )
+    resolved: JsonObject = {
         "prompt": prompt,
-        "params": params
-        | {"max_length": facts.max_length, "max_context_length": facts.max_context_length},
+        "params": params,
         "models": list(facts.models),
         "style": None if stored.style is None else stored.style.unique_name,
         "estimated_prompt_tokens": estimate_text_prompt_tokens(prompt),

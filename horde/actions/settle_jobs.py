@@ -4,7 +4,6 @@
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import Any
 
 from sqlalchemy.orm import Session
 
@@ -26,6 +25,7 @@ from horde.database.suspects import suspect_worker
 from horde.database.text_jobs import JobFacts, find_job
 from horde.database.text_status import CSAM_METADATA, get_generation_state
 from horde.db import after_commit, reading, run_single_statement, run_transaction
+from horde.json_text import JsonObject
 from horde.logger import get_logger
 from horde.model_reference import get_text_model_multiplier, is_known_text_model
 from horde.webhooks import queue_webhook
@@ -130,9 +130,7 @@ def _report_stored(
         queue_webhook(job.webhook, build_webhook_body(job, submitted, settlement))
 
 
-def build_webhook_body(
-    job: JobFacts, submitted: Submitted, settlement: Settlement
-) -> dict[str, Any]:
+def build_webhook_body(job: JobFacts, submitted: Submitted, settlement: Settlement) -> JsonObject:
     """What a webhook is told of a text generation: as on the status, with the ids and the worker's
     reward.
     """

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """Where a text or chat request stands, and a text request read back."""
 
-from typing import Any
-
 from horde.clock import utcnow
 from horde.config import Config
 from horde.database.text_admission import UNKNOWN_KEY
@@ -11,10 +9,11 @@ from horde.database.text_status import build_text_status, require_request_progre
 from horde.database.users import find_generate_caller
 from horde.db import reading
 from horde.exceptions import Forbidden, Unauthorized
+from horde.json_text import JsonObject
 from horde.return_codes import ReturnCode
 
 
-def show_request_status(request_id: str, config: Config, *, is_chat: bool) -> dict[str, Any]:
+def show_request_status(request_id: str, config: Config, *, is_chat: bool) -> JsonObject:
     """The status of a request of one family; no key is needed, the id is the secret."""
     now = utcnow()
     with reading() as session:
@@ -28,7 +27,7 @@ def show_request_status(request_id: str, config: Config, *, is_chat: bool) -> di
         )
 
 
-def read_sent_request(request_id: str, api_key: str) -> dict[str, Any]:
+def read_sent_request(request_id: str, api_key: str) -> JsonObject:
     """A text request as it was sent, to whoever sent it. Raises Unauthorized, Forbidden or
     NotFound.
     """

@@ -2,7 +2,7 @@
 """Styles for text: who makes them, changes them and deletes them, and what they may say."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import cast
 from uuid import UUID, uuid4
 
 from sqlalchemy.orm import Session
@@ -14,9 +14,11 @@ from horde.classes.base.style import (
     DECIDED_BY_REQUEST,
     PROMPT_FIELD,
     RESERVED_FIELDS,
+    DeclaredField,
     ParameterOverride,
     Style,
     StyleCollection,
+    StylePolicy,
     find_param_above_ceiling,
     find_strange_field,
     list_template_fields,
@@ -27,6 +29,7 @@ from horde.database.users import Caller
 from horde.database.workers import parse_id
 from horde.db import after_commit, run_transaction, transaction
 from horde.exceptions import BadRequest, Forbidden, PayloadInvalid
+from horde.json_text import JsonObject
 from horde.return_codes import ReturnCode
 from horde.shapes.acts import ModeratorAction
 from horde.shapes.base import SimpleResponse
@@ -52,6 +55,7 @@ from horde.shapes.text_params import (
     TEXT_PARAM_LISTS,
     TEXT_PARAM_RANGES,
     TEXT_PARAM_SWITCHES,
+    TextParams,
     check_text_param_rules,
     parse_text_params,
 )
@@ -272,12 +276,13 @@ def _apply_contract(
     style: Style, policy: ParameterPolicy | None, fields: Sequence[TemplateField] | None
 ) -> None:
     if policy is not None:
-        style.parameter_policy = policy.model_dump(exclude_none=True)
+        style.parameter_policy = cast(StylePolicy, policy.model_dump(exclude_none=True))
     if fields is not None:
-        style.template_fields = [entry.model_dump(exclude_none=True) for entry in fields] or None
+        declared = [entry.model_dump(exclude_none=True) for entry in fields]
+        style.template_fields = cast(list[DeclaredField], declared) or None
 
 
-def _check_params(params: dict[str, Any]) -> dict[str, Any]:
+def _check_params(params: JsonObject) -> TextParams:
     """The params as stored: those of a text request, held to the same rules, without `n`."""
     parsed = parse_text_params({key: value for key, value in params.items() if key != "n"})
     lengths = {
@@ -289,8 +294,8 @@ def _check_params(params: dict[str, Any]) -> dict[str, Any]:
         lengths = {"max_length": 0, "max_context_length": 0}
     check_text_param_rules(
         parsed,
-        max_length=int(str(lengths["max_length"])),
-        max_context_length=int(str(lengths["max_context_length"])),
+        max_length=lengths["max_length"],
+        max_context_length=lengths["max_context_length"],
     )
     return parsed
 
@@ -324,7 +329,7 @@ def _check_contract(style: Style) -> None:
         )
 
 
-def _check_fields(fields: Sequence[dict[str, Any]], used: Sequence[str]) -> None:
+def _check_fields(fields: Sequence[DeclaredField], used: Sequence[str]) -> None:
     names = [entry["name"] for entry in fields]
     problem = None
     if len(names) > MAX_TEMPLATE_FIELDS:
@@ -339,7 +344,7 @@ def _check_fields(fields: Sequence[dict[str, Any]], used: Sequence[str]) -> None
         raise BadRequest(problem, ReturnCode.STYLE_DECLARATION_INVALID)
 
 
-def _check_policy(policy: dict[str, Any]) -> None:
+def _check_policy(policy: StylePolicy) -> None:
     override, overridable = policy.get("override", "none"), policy.get("overridable")
     if override not in list(ParameterOverride):
         raise BadRequest(

@@ -4,7 +4,7 @@
 Source: docs/reference/text_requests.md and docs/reference/chat_requests.md, "Structured submit".
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -188,8 +188,8 @@ def build_text_submission(body: TextSubmitBody, job: JobFacts) -> Submitted:
 
 
 def mark_censorship(
-    state: SubmissionState, metadata: list[dict[str, Any]]
-) -> tuple[list[dict[str, Any]] | None, bool]:
+    state: SubmissionState, metadata: Sequence[Mapping[str, object]]
+) -> tuple[Sequence[Mapping[str, object]] | None, bool]:
     """The stored metadata and whether the reply is censored: the state and a csam entry each imply
     the other.
     """

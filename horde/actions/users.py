@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """Accounts as they are read: by key, by id, and page by page."""
 
-from typing import Any
-
 from horde import clock
 from horde.actions.actors import Actor, require_actor
 from horde.database.caches import SharedAnswers
@@ -10,6 +8,7 @@ from horde.database.user_details import Privilege, find_user_details, list_user_
 from horde.database.users import find_generate_caller, parse_user_id
 from horde.db import reading
 from horde.exceptions import NotFound, Unauthorized
+from horde.json_text import JsonObject
 from horde.return_codes import ReturnCode
 from horde.shapes.users import UserDetails, UsersQuery
 from horde.written_answer import WrittenAnswer
@@ -68,7 +67,7 @@ def list_users(query: UsersQuery) -> WrittenAnswer:
     return _pages.get(f"{query.sort}_{query.page}", lambda: _compute_page(query))
 
 
-def _compute_page(query: UsersQuery) -> list[dict[str, Any]]:
+def _compute_page(query: UsersQuery) -> list[JsonObject]:
     with reading() as session:
         users = list_user_details(
             session,

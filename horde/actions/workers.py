@@ -30,6 +30,7 @@ from horde.database.workers import (
 )
 from horde.db import reading, run_transaction, transaction
 from horde.exceptions import BadRequest, Forbidden, NotFound, PayloadInvalid
+from horde.json_text import JsonObject
 from horde.return_codes import ReturnCode
 from horde.shapes.acts import ModeratorAction
 from horde.shapes.base import ModelType
@@ -45,7 +46,7 @@ from horde.shapes.workers import (
 from horde.shown_text import clean_shown_text, is_profane
 from horde.written_answer import WrittenAnswer
 
-type Details = dict[str, Any]
+type Details = JsonObject
 
 
 def list_workers(by: By | None, query: WorkersQuery) -> WrittenAnswer | list[Details]:
@@ -194,7 +195,7 @@ def _check_may_change(actor: Actor, worker: TextWorker, changes: Details) -> Non
 
 
 def _apply_changes(session: Session, worker: TextWorker, body: ModifyWorkerInput) -> ModifyWorker:
-    answer: Details = {}
+    answer: dict[str, Any] = {}
     if body.maintenance is not None:
         answer["maintenance"] = worker.maintenance = body.maintenance
         worker.maintenance_msg = DEFAULT_MAINTENANCE_MESSAGE

@@ -4,14 +4,13 @@
 Source: docs/reference/status.md, "Service information".
 """
 
-from typing import Any
-
 from flask import current_app, request
 from flask.views import MethodView
 from flask_restx import Api
 
 from horde.apis.requests import get_config
 from horde.config import VERSION
+from horde.json_text import JsonObject
 
 FORMAT_VERSION = "0.2"
 API_VERSION = "2.5"  # of the wire, as clients of an AI Horde compare it
@@ -20,7 +19,7 @@ API_VERSION = "2.5"  # of the wire, as clients of an AI Horde compare it
 class ServiceInfo(MethodView):
     """The software, and where its API is."""
 
-    def get(self) -> dict[str, Any]:
+    def get(self) -> JsonObject:
         """The document; addresses are those of `HORDE_URL`, else of the request."""
         config = get_config()
         base_url = config.public_url or request.host_url.rstrip("/")

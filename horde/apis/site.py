@@ -8,7 +8,7 @@ Their figures come from the caches that the JSON routes use.
 import json
 import shlex
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from flask import (
     Blueprint,
@@ -31,6 +31,7 @@ from horde.apis.pages import render_failure, render_page
 from horde.apis.requests import get_config, require_api_key
 from horde.apis.responses import PRIVATE
 from horde.exceptions import NotFound
+from horde.json_text import JsonObject
 from horde.limiter import exempt_from_limits, limit_register
 from horde.shapes.documents import DocumentFormat, DocumentName
 from horde.shapes.users import ANONYMOUS_KEY, UserSort, UsersQuery
@@ -39,7 +40,7 @@ from horde.web.files import HEADERS, read_static_files
 NEWS_SHOWN: Final = 3
 MOST_MODELS: Final = 100  # of a page; the list of the API has all
 MOST_TEAMS: Final = 200
-ASK_BODY: Final[dict[str, Any]] = {
+ASK_BODY: Final[JsonObject] = {
     "messages": [{"role": "user", "content": "Name three fruits."}],
     "max_tokens": 64,
 }
@@ -171,7 +172,7 @@ def new_key() -> Response:
     return answer_privately({"api_key": renew_own_key(require_api_key())})
 
 
-def answer_privately(body: dict[str, Any]) -> Response:
+def answer_privately(body: JsonObject) -> Response:
     """JSON that only its asker may keep."""
     response = jsonify(body)
     response.headers.update(PRIVATE)

@@ -12,7 +12,6 @@ from horde.bridge.connections import WITHOUT_KEEP_ALIVE, ending_at
 from horde.bridge.refusals import (
     BackendRefusal,
     BackendUnavailable,
-    JsonObject,
     build_unavailable,
     find_error,
     join_bounded,
@@ -21,6 +20,7 @@ from horde.bridge.refusals import (
     write_body,
 )
 from horde.bridge.refused_keys import RefusedKeys
+from horde.json_text import JsonObject
 from horde.logger import get_logger
 
 CONNECT_TIMEOUT_SECONDS = 10.0

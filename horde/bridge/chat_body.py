@@ -3,15 +3,16 @@
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any
+from typing import cast
 
 from horde_sdk.generation_parameters.text.chat_policy import ChatToolChoiceMode
 from horde_sdk.worker.chat_declaration import ChatJobPayload
 
 from horde.bridge.dialects import DIALECTS, BackendKind, Dialect
 from horde.bridge.plan import ServingPlan
-from horde.bridge.refusals import JsonObject
 from horde.bridge.tool_grammar import build_tool_call_schema
+from horde.bridge.wire import OfferedTool
+from horde.json_text import JsonObject
 
 # What changes nothing, and is the default of OpenAI's routes.
 _NEUTRAL = {"top_k": 0, "min_p": 0.0, "rep_pen": 1.0}
@@ -70,7 +71,7 @@ def build_chat_body(chat: ChatJobPayload, plan: ServingPlan, form: ReplyForm) ->
     return body
 
 
-def get_answer_schema(chat: ChatJobPayload) -> Any:
+def get_answer_schema(chat: ChatJobPayload) -> object:
     """The schema of the answer that a response format asks for."""
     shape = (chat.response_format or {}).get("json_schema")
     schema = shape.get("schema") if isinstance(shape, Mapping) else None
@@ -97,7 +98,7 @@ def _build_tool_keys(chat: ChatJobPayload, form: ReplyForm) -> JsonObject:
     keys: JsonObject = {"tools": list(chat.tools or ())}
     if form is not ReplyForm.REPLY:
         answer = get_answer_schema(chat) if form is ReplyForm.CALL_OR_ANSWER else None
-        schema = build_tool_call_schema(keys["tools"], answer)
+        schema = build_tool_call_schema(cast(list[OfferedTool], keys["tools"]), answer)
         shape = {"name": "tool_call", "strict": True, "schema": schema}
         response_format = {"type": "json_schema", "json_schema": shape}
         return {**keys, "tool_choice": "none", "response_format": response_format}
@@ -108,7 +109,7 @@ def _build_tool_keys(chat: ChatJobPayload, form: ReplyForm) -> JsonObject:
     return keys
 
 
-def _drop_nulls(message: Mapping[str, Any]) -> JsonObject:
+def _drop_nulls(message: Mapping[str, object]) -> JsonObject:
     """A null content stays, beside calls it is the rule; any other null key makes llama.cpp answer
     500.
     """

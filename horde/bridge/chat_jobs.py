@@ -22,7 +22,7 @@ from horde.bridge.job import Connections, Job, JobFault, build_refusal_fault
 from horde.bridge.overload import wait_out_overload
 from horde.bridge.plan import ServingPlan
 from horde.bridge.progress import ProgressPoster
-from horde.bridge.refusals import BackendRefusal, JsonObject, UnreadableAnswer
+from horde.bridge.refusals import BackendRefusal, UnreadableAnswer
 from horde.bridge.replies import ChatReply
 from horde.bridge.reply_checks import (
     check_reply_schema,
@@ -33,6 +33,8 @@ from horde.bridge.reply_checks import (
 )
 from horde.bridge.streamed_reply import StreamedReply
 from horde.bridge.streaming import StreamedGeneration
+from horde.bridge.wire import get_messages, require_payload
+from horde.json_text import JsonObject
 
 
 def serve_chat_job(job: Job, connections: Connections, plan: ServingPlan) -> JsonObject:
@@ -45,7 +47,7 @@ def serve_chat_job(job: Job, connections: Connections, plan: ServingPlan) -> Jso
         # Images are not worth fetching for a text that does not fit.
         prompt = find_chat_prompt(backend, plan.profile, body)
         check_prompt_fits(prompt, chat, plan)
-        body["messages"] = fetch_images(body["messages"], connections.inputs)
+        body["messages"] = fetch_images(get_messages(body), connections.inputs)
         generation = ChatGeneration(
             job, connections, chat, form, prompt, build_poster(job, connections)
         )
@@ -147,7 +149,7 @@ def parse_chat_job(job: Job, plan: ServingPlan) -> ChatJobPayload:
     limits = plan.declaration.limits
     try:
         chat = ChatJobPayload.from_pop(job.body)
-        requirements = chat_request_requirements(job.body["payload"])
+        requirements = chat_request_requirements(require_payload(job.body))
     except (KeyError, TypeError, ValueError) as error:
         raise JobFault(
             ChatFaultReason.GENERATION_ERROR, f"unreadable payload: {type(error).__name__}"

@@ -9,7 +9,6 @@ from horde.bridge.connections import RequestConnections
 from horde.bridge.refusals import (
     BackendRefusal,
     BackendUnavailable,
-    JsonObject,
     UnreadableAnswer,
     build_unavailable,
     find_error,
@@ -19,6 +18,7 @@ from horde.bridge.refusals import (
     write_body,
 )
 from horde.bridge.sse import Event, EventTooLong, is_done, iter_events
+from horde.json_text import JsonObject
 
 MAX_WHOLE_BYTES = 64 * 1024 * 1024  # a reply and what a server tells about each of its tokens
 

@@ -7,9 +7,9 @@ not known here raises ``UnreadableAnswer``: a reply without it would be another 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from horde.bridge.refusals import JsonObject, UnreadableAnswer, name_safely
+from horde.bridge.refusals import UnreadableAnswer, name_safely
+from horde.json_text import JsonObject
 
 _TEXT_PARTS = frozenset({"text", "output_text", "refusal", None})
 _REASONING_PARTS = frozenset({"thinking", "reasoning", "reasoning.text", "reasoning.summary"})
@@ -40,7 +40,7 @@ class ChunkReader:
         self._index: object = None
         self._has_choice = self._has_deltas = False
 
-    def read(self, chunk: Mapping[str, Any]) -> Piece:
+    def read(self, chunk: Mapping[str, object]) -> Piece:
         """What a chunk adds. Raises ``UnreadableAnswer``."""
         usage = _find_usage(chunk)
         choice = self._find_choice(chunk)
@@ -52,8 +52,9 @@ class ChunkReader:
             message = {}  # all of the reply once more, after its pieces
         self._has_deltas = self._has_deltas or not is_message
         content, reasoning = read_text(message.get("content"))
-        if not content and isinstance(message.get("refusal"), str):
-            content = message["refusal"]
+        refusal = message.get("refusal")
+        if not content and isinstance(refusal, str):
+            content = refusal
         return Piece(
             content=content,
             reasoning=_read_reasoning(message) or reasoning,
@@ -63,7 +64,7 @@ class ChunkReader:
             is_message=is_message,
         )
 
-    def _find_choice(self, chunk: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    def _find_choice(self, chunk: Mapping[str, object]) -> Mapping[str, object] | None:
         choices = chunk.get("choices")
         if choices is None:
             if isinstance(chunk.get("message"), dict) or "delta" in chunk:
@@ -114,24 +115,30 @@ def read_text(value: object) -> tuple[str, str]:
     return text, ""
 
 
-def _find_message(choice: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
+def _find_message(choice: Mapping[str, object]) -> tuple[Mapping[str, object], bool]:
     """The object with the text, and whether it is a message and no delta."""
     delta, message = choice.get("delta"), choice.get("message")
     if isinstance(delta, str):
         delta = {"content": delta}
     if isinstance(message, str):
         message = {"content": message}
-    for value in (delta, message):
-        if value is not None and not isinstance(value, dict):
-            raise UnreadableAnswer(f"a message is {type(value).__name__}")
-    if delta and any(value for key, value in delta.items() if key != "role"):
+    delta, message = _require_object(delta), _require_object(message)
+    if any(value for key, value in delta.items() if key != "role"):
         return delta, False
     if message:
         return message, True
     return {"content": choice.get("text")}, not choice.get("text")
 
 
-def _read_reasoning(message: Mapping[str, Any]) -> str:
+def _require_object(value: object) -> JsonObject:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise UnreadableAnswer(f"a message is {type(value).__name__}")
+    return value
+
+
+def _read_reasoning(message: Mapping[str, object]) -> str:
     """The reasoning that a backend parted from the answer; servers that repeat it under a second
     key are read once.
     """
@@ -156,7 +163,7 @@ def _read_loosely(value: object) -> str:
     return ""
 
 
-def _list_calls(message: Mapping[str, Any]) -> tuple[JsonObject, ...]:
+def _list_calls(message: Mapping[str, object]) -> tuple[JsonObject, ...]:
     calls = message.get("tool_calls") or []
     if isinstance(calls, dict):
         calls = [calls] if "function" in calls or "name" in calls else list(calls.values())
@@ -167,7 +174,7 @@ def _list_calls(message: Mapping[str, Any]) -> tuple[JsonObject, ...]:
     return tuple(call for call in calls if call)
 
 
-def _read_finish_reason(choice: Mapping[str, Any]) -> str | None:
+def _read_finish_reason(choice: Mapping[str, object]) -> str | None:
     reason = choice.get("finish_reason")
     if reason in _NO_FINISH_REASONS:
         reason = choice.get("done_reason")
@@ -180,7 +187,7 @@ def _read_finish_reason(choice: Mapping[str, Any]) -> str | None:
     return reason
 
 
-def _find_usage(chunk: Mapping[str, Any]) -> JsonObject | None:
+def _find_usage(chunk: Mapping[str, object]) -> JsonObject | None:
     own = chunk.get("x_groq")
     for holder in (chunk, own if isinstance(own, dict) else {}):
         if isinstance(usage := holder.get("usage"), dict) and usage:

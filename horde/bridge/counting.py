@@ -14,7 +14,9 @@ from horde.bridge.config import TokenCounting
 from horde.bridge.dialects import BackendKind
 from horde.bridge.inputs import leave_out_images
 from horde.bridge.plan import BackendProfile
-from horde.bridge.refusals import BackendRefusal, JsonObject
+from horde.bridge.refusals import BackendRefusal
+from horde.bridge.wire import get_messages
+from horde.json_text import JsonObject
 
 # What a chat template writes around texts, at most: for the chat, for each message, for tools.
 _CHAT_TOKENS, _MESSAGE_TOKENS, _TOOLS_TOKENS = 64, 12, 256
@@ -47,7 +49,7 @@ def find_chat_prompt(
 
     Images are left out: nobody but the backend can count them. Raises as ``Backend`` does.
     """
-    body = {**body, "messages": leave_out_images(body["messages"])}
+    body = {**body, "messages": leave_out_images(get_messages(body))}
     if profile.kind is BackendKind.LLAMA_CPP:
         return _render(backend, profile, body)
     if profile.kind is BackendKind.VLLM:
@@ -85,7 +87,7 @@ def _render(backend: Backend, profile: BackendProfile, body: JsonObject) -> Coun
 
 def _count_bare(backend: Backend, profile: BackendProfile, body: JsonObject) -> CountedPrompt:
     """The tokens of all texts, and what a template may add."""
-    messages = body["messages"]
+    messages = get_messages(body)
     tools = json.dumps(body["tools"], ensure_ascii=False) if body.get("tools") else ""
     text = "\n".join((*list_texts(messages), tools))
     count = _COUNT_TEXT.get(profile.kind)

@@ -16,7 +16,7 @@ from horde_sdk.generation_parameters.text.chat_policy import ChatFeature, ChatGu
 
 from horde.bridge.backend import Backend
 from horde.bridge.config import Declared
-from horde.bridge.refusals import JsonObject
+from horde.json_text import JsonObject
 
 
 class BackendKind(StrEnum):

@@ -8,7 +8,8 @@ import httpx
 
 from horde.bridge.addresses import hide_password, parse_address, trusts_environment
 from horde.bridge.pop_lines import PopLines
-from horde.bridge.refusals import JsonObject, describe_failure, parse_json, parse_retry_after
+from horde.bridge.refusals import describe_failure, parse_json, parse_retry_after
+from horde.json_text import JsonObject
 from horde.logger import get_logger
 
 POP_TIMEOUT_SECONDS = 60.0  # a busy horde may hold a pop for some 40 s

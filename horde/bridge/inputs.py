@@ -12,11 +12,11 @@ import json
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import httpx
 
 from horde.bridge.connections import WITHOUT_KEEP_ALIVE, ending_at
+from horde.json_text import JsonObject
 
 MAX_IMAGES_BYTES = 25 * 1024 * 1024  # the contract's bound of a request's stored images
 # The contract's bound of a request, which the decoded array stays under.
@@ -51,7 +51,7 @@ class InputFetcher:
             limits=WITHOUT_KEEP_ALIVE,
         )
 
-    def fetch_messages(self, url: object) -> list[dict[str, Any]]:
+    def fetch_messages(self, url: object) -> list[JsonObject]:
         """The messages array behind a job's ``messages_url``."""
         body = self._fetch(_require_url(url), MAX_MESSAGES_BYTES, time.monotonic() + FETCH_SECONDS)
         try:
@@ -64,7 +64,7 @@ class InputFetcher:
             raise InputUnavailable("the messages are no array of objects")
         return messages
 
-    def inline_images(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    def inline_images(self, messages: Sequence[Mapping[str, object]]) -> list[JsonObject]:
         """The messages with each image as a data URL, which every backend reads; what is not an
         image is kept as it is.
         """
@@ -141,7 +141,7 @@ def is_image_part(part: object) -> bool:
     )
 
 
-def leave_out_images(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def leave_out_images(messages: Iterable[Mapping[str, object]]) -> list[JsonObject]:
     """The messages with their text alone, for what has to be counted."""
     bare = []
     for message in messages:

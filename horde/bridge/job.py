@@ -10,7 +10,8 @@ from horde.bridge.inputs import InputFetcher
 from horde.bridge.lease import DEFAULT_LEASE_SECONDS, Lease
 from horde.bridge.plan import ServingPlan
 from horde.bridge.progress import PostProgress
-from horde.bridge.refusals import BackendRefusal, JsonObject
+from horde.bridge.refusals import BackendRefusal
+from horde.json_text import JsonObject
 
 
 class JobFault(Exception):
@@ -73,18 +74,16 @@ class Connections:
 
 def parse_job(answer: JsonObject, plan: ServingPlan) -> Job:
     """Read a pop's answer that has an ``id``."""
-    lease_seconds = answer.get("ttl")
-    has_lease = (
-        isinstance(lease_seconds, int | float)
-        and not isinstance(lease_seconds, bool)
-        and lease_seconds > 0
-    )
+    ttl = answer.get("ttl")
+    lease_seconds = DEFAULT_LEASE_SECONDS
+    if isinstance(ttl, int | float) and not isinstance(ttl, bool) and ttl > 0:
+        lease_seconds = float(ttl)
     return Job(
         job_id=str(answer["id"]),
         is_chat=answer.get("chat") is True,
         model=str(answer.get("model") or plan.model),
         body=answer,
-        lease=Lease(float(lease_seconds) if has_lease and lease_seconds else DEFAULT_LEASE_SECONDS),
+        lease=Lease(lease_seconds),
     )
 
 

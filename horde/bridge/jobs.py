@@ -4,8 +4,8 @@
 from horde.bridge.chat_jobs import serve_chat_job
 from horde.bridge.job import Connections, Job
 from horde.bridge.plan import ServingPlan
-from horde.bridge.refusals import JsonObject
 from horde.bridge.text_jobs import serve_text_job
+from horde.json_text import JsonObject
 
 
 def serve_job(job: Job, connections: Connections, plan: ServingPlan) -> JsonObject:

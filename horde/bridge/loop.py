@@ -26,8 +26,9 @@ from horde.bridge.planner import Planner
 from horde.bridge.popping import EXIT_REFUSED, EXIT_STOPPED, EXIT_USAGE, NotAsked, Popper
 from horde.bridge.probe import ProbeError, WrongOption
 from horde.bridge.progress import JobAbandoned
-from horde.bridge.refusals import BackendUnavailable, JsonObject
+from horde.bridge.refusals import BackendUnavailable
 from horde.bridge.submitting import RunningJob, Submitter
+from horde.json_text import JsonObject
 from horde.logger import get_logger
 
 LAST_SUBMIT_SECONDS = 5.0  # for submits under way when the grace period ends

@@ -9,7 +9,7 @@ from horde_sdk.worker.chat_declaration import ChatImageTransport, ChatWorkerDecl
 
 from horde.bridge.config import BridgeConfig, Declared, TokenCounting
 from horde.bridge.dialects import BackendKind
-from horde.bridge.refusals import JsonObject
+from horde.json_text import JsonObject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from horde.bridge.config import BridgeConfig
 from horde.bridge.horde_api import HordeApi, HordeRefusal, HordeUnavailable, WrongAddress
 from horde.bridge.pace import MAINTENANCE_PAUSE_SECONDS, compute_retry_seconds
 from horde.bridge.plan import ServingPlan
-from horde.bridge.refusals import JsonObject
+from horde.json_text import JsonObject
 from horde.logger import get_logger
 
 LEAVE_SECONDS = 5.0
@@ -164,7 +164,8 @@ class Popper:
 
     def _log_messages(self, answer: JsonObject) -> None:
         """Show each message of the horde's operators to this worker's once."""
-        for message in answer.get("messages") or ():
+        messages = answer.get("messages")
+        for message in messages if isinstance(messages, list) else ():
             text = str(message.get("message") if isinstance(message, dict) else message)
             if text not in self._seen_messages:
                 self._seen_messages.add(text)

@@ -16,7 +16,8 @@ from horde.bridge.counting import counts_texts
 from horde.bridge.declaration import build_declaration, compute_chat_context
 from horde.bridge.dialects import BackendKind, read_facts
 from horde.bridge.plan import BackendProfile, ServingPlan
-from horde.bridge.refusals import BackendRefusal, BackendUnavailable, JsonObject
+from horde.bridge.refusals import BackendRefusal, BackendUnavailable
+from horde.json_text import JsonObject
 from horde.logger import get_logger
 
 FRONT_OWNER = "aihorde"  # of the models that the OpenAI-compatible front of a horde lists

@@ -6,10 +6,10 @@ answer.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from horde.bridge.horde_api import HordeRefusal, HordeUnavailable
 from horde.bridge.lease import Lease
+from horde.json_text import JsonObject
 from horde.logger import get_logger
 
 POST_SECONDS = 1.0
@@ -17,7 +17,7 @@ POST_SECONDS = 1.0
 POST_TOKENS = 64
 RETRY_SECONDS = (1.0, 2.0, 4.0, 8.0, 15.0)  # after so many failures in a row; the last one stays
 
-PostProgress = Callable[[dict[str, Any]], bool]
+PostProgress = Callable[[JsonObject], bool]
 """Sends a post and tells whether the request was cancelled, as ``HordeApi.post_progress``."""
 
 logger = get_logger(__name__)
@@ -52,7 +52,7 @@ class _Post:
     have taken it.
     """
 
-    body: dict[str, Any]
+    body: JsonObject
     reaches: _Place
     token_count: int
     first_sent: float

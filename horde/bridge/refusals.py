@@ -8,13 +8,11 @@ the wordings have in common.
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 import httpx
 
 from horde.json_text import read_json, write_document
-
-JsonObject = dict[str, Any]
 
 OVERLOADED = 529  # of some hosted services
 LOGGED_CHARACTERS = 200
@@ -125,7 +123,14 @@ def join_bounded(parts: Iterable[bytes], max_bytes: int) -> bytes:
     return bytes(body)
 
 
-def write_body(body: JsonObject | None) -> JsonObject:
+class WrittenBody(TypedDict, total=False):
+    """Options of httpx for what is sent."""
+
+    content: bytes
+    headers: dict[str, str]
+
+
+def write_body(body: Mapping[str, object] | None) -> WrittenBody:
     """What httpx sends: the client's schemas in the form in which they came, which its own writer
     would change.
     """

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from horde_sdk.generation_parameters.text.chat_policy import ChatFeature
 
-from horde.bridge.refusals import BackendRefusal, JsonObject
+from horde.bridge.refusals import BackendRefusal
+from horde.json_text import JsonObject
 from horde.logger import get_logger
 
 _FEATURES = {

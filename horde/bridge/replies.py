@@ -6,12 +6,13 @@ reply as it is submitted.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from horde_sdk.worker.chat_declaration import ChatFinishReason, ChatUsage
 
 from horde.bridge.reasoning import clean_text
-from horde.bridge.refusals import JsonObject, UnreadableAnswer, name_safely
+from horde.bridge.refusals import UnreadableAnswer, name_safely
+from horde.bridge.wire import ToolCall
+from horde.json_text import JsonObject
 
 NATIVE_FINISH_REASON_CHARACTERS = 32  # the horde refuses a longer one
 MAX_TOKENS = 10_000_000  # the horde refuses a larger count
@@ -39,7 +40,7 @@ class ChatReply:
 
     content: str | None
     reasoning: str | None
-    tool_calls: list[JsonObject]
+    tool_calls: list[ToolCall]
     finish_reason: ChatFinishReason
     native_finish_reason: str | None
     usage: ChatUsage
@@ -57,10 +58,10 @@ class ChatReply:
 def build_chat_reply(
     content: str,
     reasoning: str,
-    calls: list[JsonObject],
+    calls: list[ToolCall],
     *,
     native: str | None,
-    usage: Mapping[str, Any],
+    usage: Mapping[str, object],
 ) -> ChatReply:
     """A reply from its text, parted already, and what else the backend said.
 
@@ -108,7 +109,7 @@ def is_cut_at_length(native: str | None) -> bool:
         return False
 
 
-def _parse_usage(usage: Mapping[str, Any]) -> ChatUsage:
+def _parse_usage(usage: Mapping[str, object]) -> ChatUsage:
     """The counts the backend reported; what is absent or no count stays absent."""
     details = usage.get("completion_tokens_details")
     return ChatUsage(

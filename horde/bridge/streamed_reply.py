@@ -8,13 +8,13 @@ piece.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from horde.bridge.chunks import ChunkReader
 from horde.bridge.reasoning import ReasoningSplitter, SurrogateJoiner
-from horde.bridge.refusals import JsonObject, UnreadableAnswer
+from horde.bridge.refusals import UnreadableAnswer
 from horde.bridge.replies import ChatReply, build_chat_reply, is_cut_at_length
 from horde.bridge.tool_calls import CallCollector
+from horde.json_text import JsonObject
 
 MAX_REPLY_CHARACTERS = 8 * 1024 * 1024  # a backend that never ends, whatever max_tokens says
 # How much has to repeat: while more may follow, at the end, and for a piece that adds nothing.
@@ -106,7 +106,7 @@ class StreamedReply:
         """Whether the backend said why it stopped."""
         return self._native is not None
 
-    def add_chunk(self, chunk: Mapping[str, Any]) -> None:
+    def add_chunk(self, chunk: Mapping[str, object]) -> None:
         """Take a chunk. Raises ``UnreadableAnswer`` for one in an unknown form."""
         piece = self._reader.read(chunk)
         self._size += len(piece.content) + len(piece.reasoning) + len(piece.calls)

@@ -10,7 +10,7 @@ from horde_sdk.worker.chat_declaration import ChatFaultReason
 from horde.bridge.horde_api import HordeApi, HordeRefusal, HordeUnavailable
 from horde.bridge.job import Job
 from horde.bridge.pace import MAX_SUBMIT_RETRY_SECONDS, add_jitter, compute_retry_seconds
-from horde.bridge.refusals import JsonObject
+from horde.json_text import JsonObject
 from horde.logger import get_logger
 
 # Past the lease: the pass that aborts lapsed jobs runs once a minute.

@@ -11,7 +11,8 @@ from horde.bridge.lease import Lease
 from horde.bridge.overload import wait_out_overload
 from horde.bridge.plan import ServingPlan
 from horde.bridge.reasoning import clean_text
-from horde.bridge.refusals import BackendRefusal, JsonObject
+from horde.bridge.refusals import BackendRefusal
+from horde.json_text import JsonObject
 
 
 def serve_text_job(job: Job, backend: Backend, plan: ServingPlan) -> JsonObject:
@@ -21,7 +22,7 @@ def serve_text_job(job: Job, backend: Backend, plan: ServingPlan) -> JsonObject:
         raise JobFault(ChatFaultReason.GENERATION_ERROR, "a text job without a prompt")
     try:
         body = build_text_body(payload, plan)
-        body["prompt"] = fit_text_prompt(payload, backend, plan, max_length=body["max_tokens"])
+        body["prompt"] = fit_text_prompt(payload, backend, plan)
         completion = complete(body, backend, job.lease)
     except BackendRefusal as refusal:
         texts = [payload["prompt"], *backend.secrets]
@@ -59,9 +60,7 @@ def build_text_body(payload: JsonObject, plan: ServingPlan) -> JsonObject:
     }
     body: JsonObject = {
         "model": plan.profile.backend_model,
-        "max_tokens": min(
-            _read_tokens(payload.get("max_length")) or plan.max_length, plan.max_length
-        ),
+        "max_tokens": _get_max_length(payload, plan),
         "stream": False,
     }
     body |= {
@@ -70,7 +69,8 @@ def build_text_body(payload: JsonObject, plan: ServingPlan) -> JsonObject:
         for name in theirs
         if payload.get(ours) is not None
     }
-    stops = list(payload.get("stop_sequence") or ())
+    sent = payload.get("stop_sequence")
+    stops = list(sent) if isinstance(sent, list) else []
     if payload.get("singleline"):
         stops.append("\n")
     if stops:
@@ -78,28 +78,30 @@ def build_text_body(payload: JsonObject, plan: ServingPlan) -> JsonObject:
     return body
 
 
-def fit_text_prompt(
-    payload: JsonObject, backend: Backend, plan: ServingPlan, *, max_length: int
-) -> str | list[int]:
+def fit_text_prompt(payload: JsonObject, backend: Backend, plan: ServingPlan) -> str | list[int]:
     """The prompt, or its last tokens when it does not fit: text clients send whole stories and
     expect the beginning to go.
 
     The leading special tokens stay, since models run badly without them. A backend that cannot
     count gets the prompt whole.
     """
-    prompt: str = payload["prompt"]
+    prompt = str(payload["prompt"])
     profile = plan.profile
     context_tokens = min(
         _read_tokens(payload.get("max_context_length")) or profile.context_tokens,
         profile.context_tokens,
     )
-    room = max(context_tokens - max_length, 1)
+    room = max(context_tokens - _get_max_length(payload, plan), 1)
     tokens = find_text_tokens(backend, profile, prompt)
     if tokens is None or len(tokens) <= room:
         return prompt
     leading = find_text_tokens(backend, profile, "") or []
     kept = max(room - len(leading), 1)
     return leading + tokens[-kept:]
+
+
+def _get_max_length(payload: JsonObject, plan: ServingPlan) -> int:
+    return min(_read_tokens(payload.get("max_length")) or plan.max_length, plan.max_length)
 
 
 def _read_tokens(value: object) -> int | None:

@@ -9,11 +9,11 @@ arguments at the end; send the arguments as an object; or leave the id out.
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from horde.bridge.reasoning import clean_text
-from horde.bridge.refusals import JsonObject, UnreadableAnswer, parse_json
-from horde.json_text import write_document
+from horde.bridge.refusals import UnreadableAnswer, parse_json
+from horde.bridge.wire import ToolCall
+from horde.json_text import JsonObject, write_document
 
 CALL_ID_CHARACTERS = 256  # the horde's bound, in requests and replies
 MAX_CALLS = 128  # the horde's bound
@@ -67,7 +67,7 @@ class CallCollector:
                 raise UnreadableAnswer(f"the function of a call is {type(function).__name__}")
             self._add(piece, function, taken)
 
-    def build_calls(self, *, is_cut: bool) -> list[JsonObject]:
+    def build_calls(self, *, is_cut: bool) -> list[ToolCall]:
         """The calls in OpenAI's shape, with ids that differ.
 
         ``is_cut`` when the reply ended at its length: a call whose name never came is then left
@@ -81,7 +81,7 @@ class CallCollector:
             calls = calls[:-1]
         if not all(call.name for call in calls):
             raise UnreadableAnswer("a call without a name")
-        built: list[JsonObject] = []
+        built: list[ToolCall] = []
         seen: set[str | None] = set()
         for call in calls:
             call_id = None if call.call_id in seen else call.call_id
@@ -90,7 +90,7 @@ class CallCollector:
         return built
 
     def _add(
-        self, piece: Mapping[str, Any], function: Mapping[str, Any], taken: list[_Call]
+        self, piece: Mapping[str, object], function: Mapping[str, object], taken: list[_Call]
     ) -> None:
         index, call_id = _read_index(piece.get("index")), _read_id(piece)
         name, arguments = function.get("name") or "", _read_arguments(function)
@@ -143,7 +143,7 @@ class CallCollector:
         return bool(call.pieces) or index is None or call.name in self._offered
 
 
-def build_tool_call(name: str, arguments: str, call_id: str | None = None) -> JsonObject:
+def build_tool_call(name: str, arguments: str, call_id: str | None = None) -> ToolCall:
     """A call in OpenAI's shape, with an id of its own unless one is given."""
     return {
         "id": call_id or f"call_{uuid.uuid4().hex}",
@@ -162,7 +162,7 @@ def _read_index(index: object) -> int | None:
     return index if isinstance(index, int) else None
 
 
-def _read_id(piece: Mapping[str, Any]) -> str | None:
+def _read_id(piece: Mapping[str, object]) -> str | None:
     """The id, if it is one that the horde takes."""
     call_id = piece.get("id")
     if isinstance(call_id, int) and not isinstance(call_id, bool):
@@ -172,7 +172,7 @@ def _read_id(piece: Mapping[str, Any]) -> str | None:
     return clean_text(call_id)
 
 
-def _read_arguments(function: Mapping[str, Any]) -> str:
+def _read_arguments(function: Mapping[str, object]) -> str:
     """The arguments of a piece as text; models also call them parameters or input."""
     keys = ("arguments", "parameters", "input")
     arguments = next((function[key] for key in keys if function.get(key) is not None), "")

@@ -11,7 +11,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from horde.bridge.refusals import JsonObject, parse_json
+from horde.bridge.refusals import parse_json
+from horde.bridge.wire import OfferedTool
+from horde.json_text import JsonObject
 
 # Compact and with spaces alike: a grammar lets the model choose. The name is at most 64 characters
 # of [A-Za-z0-9_-].
@@ -19,7 +21,7 @@ _CALL_PREFIX = re.compile(r'\s*\{\s*"name"\s*:\s*"([A-Za-z0-9_-]+)"\s*,\s*"argum
 _ANSWER_PREFIX = re.compile(r'\s*\{\s*"answer"\s*:\s*')
 
 
-def build_tool_call_schema(tools: Sequence[JsonObject], answer: Any = None) -> JsonObject:
+def build_tool_call_schema(tools: Sequence[OfferedTool], answer: object = None) -> JsonObject:
     """A schema that matches ``{"name": <an offered function>, "arguments": <matching its
     parameters>}`` and nothing else; with a schema for an answer ``{"answer": <matching it>}`` too.
 
@@ -55,7 +57,7 @@ def _build_object(**properties: JsonObject) -> JsonObject:
     }
 
 
-def move_references(schema: Any, base: str) -> Any:
+def move_references(schema: object, base: str) -> Any:
     """The same schema for a place deeper in a document: each ``#/...`` reference is prefixed with
     ``base``.
     """

@@ -13,9 +13,9 @@ from horde.chat_contract import (
     MAX_CONTEXT_LENGTH,
     ChatContextAdjustmentReason,
     ChatContextFit,
-    JsonObject,
 )
 from horde.exceptions import BadRequest
+from horde.json_text import JsonObject
 from horde.return_codes import ReturnCode
 
 

@@ -17,7 +17,7 @@ from horde_sdk.generation_parameters.text.chat_policy import ChatToolChoiceMode
 from horde.chat.images import list_image_parts, rewrite_image_urls
 from horde.chat.job import build_chat_extras
 from horde.chat.request import ChatRequest
-from horde.chat_contract import JsonObject
+from horde.json_text import JsonObject
 
 OPERATION_FINGERPRINT_EXCLUDED_HORDE_KEYS: Final = frozenset(
     {"availability_mode", "dry_run", "include_reasoning", "max_kudos", "operation_key"}

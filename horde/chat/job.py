@@ -5,15 +5,16 @@ Source: docs/reference/chat_requests.md, "Tools" and "Chat job pop response".
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final
+from typing import Final, cast
 
 from horde_sdk.generation_parameters.text.chat_limits import CHAT_SAMPLING_DEFAULTS
 from horde_sdk.generation_parameters.text.chat_policy import ChatToolChoiceMode
 from horde_sdk.worker.chat_declaration import ChatImageTransport
 
 from horde.chat.request import ChatRequest
-from horde.chat.wire import ChatExtras, Message
-from horde.chat_contract import JsonObject
+from horde.chat.wire import ChatExtras, JobPayload, Message
+from horde.json_text import JsonObject
+from horde.shapes.text_params import TextParams
 
 CHAT_STREAM_PROGRESS_KEY: Final = "stream_progress"
 
@@ -60,15 +61,20 @@ def build_worker_chat_extras(chat_extras: ChatExtras | None) -> ChatExtras:
     return extras
 
 
+def build_text_job_payload(text_params: TextParams, prompt: str) -> JobPayload:
+    """The payload of a text job: its parameters, the prompt, and one generation."""
+    return cast(JobPayload, {**text_params, "prompt": prompt, "n": 1})
+
+
 def build_chat_job_payload(
     *,
     messages: Sequence[Message],
-    text_params: Mapping[str, Any],
+    text_params: TextParams,
     chat_extras: ChatExtras | None,
     max_length: int,
     max_context_length: int,
     messages_url: str | None = None,
-) -> JsonObject:
+) -> JobPayload:
     """The payload of a chat job, with the messages or the URL of them.
 
     Every sampling key is present, so that a worker's own defaults never apply.
@@ -77,18 +83,15 @@ def build_chat_job_payload(
         {"messages": list(messages)} if messages_url is None else {"messages_url": messages_url}
     )
     payload |= build_worker_chat_extras(chat_extras)
+    sent: Mapping[str, object] = text_params
+    payload |= {key: sent.get(key, default) for key, default in CHAT_SAMPLING_DEFAULTS.items()}
     payload |= {
-        key: text_params.get(key, default) for key, default in CHAT_SAMPLING_DEFAULTS.items()
-    }
-    payload |= {
-        key: text_params[key]
-        for key in ("stop_sequence", "seed", "reasoning_effort")
-        if key in text_params
+        key: sent[key] for key in ("stop_sequence", "seed", "reasoning_effort") if key in sent
     }
     payload |= {"max_length": max_length, "max_context_length": max_context_length, "n": 1}
     if streams_progress(chat_extras):
         payload[CHAT_STREAM_PROGRESS_KEY] = True
-    return payload
+    return cast(JobPayload, payload)
 
 
 def select_chat_transport(

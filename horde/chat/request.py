@@ -7,7 +7,7 @@ The checks stand in the contract's order. Source: docs/reference/chat_requests.m
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 from uuid import UUID
 
 from horde_sdk.generation_parameters.text.chat_policy import ChatResponseFormatType
@@ -39,7 +39,6 @@ from horde.chat.wire import Message, ResponseFormat, Tool, ToolChoice
 from horde.chat_contract import (
     MAX_CHAT_IMAGE_TOTAL_BYTES,
     ChatHordeOptions,
-    JsonObject,
     malformed_value,
     parse_horde_options,
     request_conflict,
@@ -49,6 +48,7 @@ from horde.shapes.text_params import (
     CHAT_PENALTY_RANGES,
     DEFAULT_MAX_CONTEXT_LENGTH,
     TEXT_PARAM_RANGES,
+    TextParams,
     find_range_error,
 )
 
@@ -75,7 +75,7 @@ class ChatRequest:
     models: tuple[str, ...]
     messages: list[Message]
     flattened: FlattenedChat  # of the messages and the tools
-    text_params: JsonObject
+    text_params: TextParams
     horde: ChatHordeOptions
     tools: list[Tool]
     tool_choice: ToolChoice | None
@@ -92,12 +92,12 @@ class ChatRequest:
     @property
     def requested_max_length(self) -> int:
         """Tokens of output the client asked for, or the default."""
-        return int(self.text_params["max_length"])
+        return self.text_params["max_length"]
 
     @property
     def requested_context_length(self) -> int:
         """Tokens of context the client asked for, or the default."""
-        return int(self.text_params.get("max_context_length", DEFAULT_MAX_CONTEXT_LENGTH))
+        return self.text_params.get("max_context_length", DEFAULT_MAX_CONTEXT_LENGTH)
 
 
 def parse_chat_request(body: object) -> ChatRequest:
@@ -165,30 +165,34 @@ def _check_openai_guards(chat: ChatRequest) -> None:
         raise request_conflict("messages", message)
 
 
-def build_text_params(body: Mapping[str, object], horde: ChatHordeOptions) -> JsonObject:
+def build_text_params(body: Mapping[str, object], horde: ChatHordeOptions) -> TextParams:
     """The text parameters a chat body maps to, under their native names and in their ranges.
 
     Only what the client sent, and always `max_length`. Raises PayloadInvalid for a number outside
     its range.
     """
     token_limit = parse_token_limit(body)
-    sent: JsonObject = {
+    numbers = {
         "max_length": DEFAULT_CHAT_MAX_LENGTH if token_limit is None else token_limit,
         "max_context_length": horde.max_context_length,
         "temperature": parse_decimal(body, "temperature"),
         "top_p": parse_decimal(body, "top_p"),
         "frequency_penalty": parse_decimal(body, "frequency_penalty"),
         "presence_penalty": parse_decimal(body, "presence_penalty"),
+    }
+    sent = {
+        **numbers,
         "stop_sequence": _read(body, "stop", parse_stop) or None,
         "seed": _read(body, "seed", parse_seed),
         "reasoning_effort": _read(body, "reasoning_effort", parse_reasoning_effort),
     }
-    params = {key: value for key, value in sent.items() if value is not None}
+
     errors = {
         f"params.{key}": error
         for key, number_range in _SAMPLING_RANGES.items()
-        if key in params and (error := find_range_error(params[key], number_range)) is not None
+        if (number := numbers.get(key)) is not None
+        and (error := find_range_error(number, number_range)) is not None
     }
     if errors:
         raise PayloadInvalid(errors)
-    return params
+    return cast(TextParams, {key: value for key, value in sent.items() if value is not None})

@@ -65,8 +65,8 @@ def build_chat_request_traits(chat: ChatRequest) -> ChatRequestTraits:
             None if response_format is None else ChatResponseFormatType(response_format["type"])
         ),
         strict_schema=find_strict_schema(response_format) is not None,
-        temperature=float(
-            chat.text_params.get("temperature", CHAT_SAMPLING_DEFAULTS["temperature"])
+        temperature=chat.text_params.get(
+            "temperature", float(CHAT_SAMPLING_DEFAULTS["temperature"])
         ),
     )
 

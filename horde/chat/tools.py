@@ -6,7 +6,7 @@ Source: docs/reference/chat_requests.md, "Tools".
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final, cast
+from typing import Annotated, Final, cast
 
 from horde_sdk.generation_parameters.text.chat_limits import (
     MAX_CHAT_SCHEMA_NESTING,
@@ -24,7 +24,6 @@ from horde.chat_contract import (
     ChatResponseFormat,
     ChatTool,
     ChatToolCall,
-    JsonObject,
     RefusalKind,
     limit_exceeded,
     malformed_value,
@@ -33,7 +32,7 @@ from horde.chat_contract import (
     unsupported_parameter,
     validate_shape,
 )
-from horde.json_text import JsonText, write_document
+from horde.json_text import JsonObject, JsonText, write_document
 
 SCHEMA_KEYS: Final = ("tools", "response_format")
 _TOOLS: Final = TypeAdapter(Annotated[list[ChatTool], FailFast()])
@@ -149,7 +148,7 @@ def check_tool_spec_size(tools: object, tool_choice: object, response_format: ob
         raise limit_exceeded(path, limit)
 
 
-def write_schemas(members: Mapping[str, Any]) -> JsonObject:
+def write_schemas(members: Mapping[str, object]) -> JsonObject:
     """The keys of a request or a job, with those that hold JSON Schemas as `JsonText`: in the form
     in which the client wrote them.
     """

@@ -5,9 +5,12 @@ Nothing here checks anything: `messages`, `tools` and `submission` make these sh
 sent. Source: docs/reference/chat_requests.md.
 """
 
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
-type JsonSchema = dict[str, Any]
+from horde.json_text import JsonObject
+from horde.shapes.text_params import TextParams
+
+type JsonSchema = JsonObject
 """A client's schema, which may hold any JSON."""
 
 
@@ -111,9 +114,31 @@ class ResponseFormat(TypedDict):
     json_schema: NotRequired[NamedSchema]
 
 
+class ImpossibleReason(TypedDict):
+    """Why no online worker may ever serve a request: what none declares, and limits of all."""
+
+    kind: str
+    missing_declarations: list[str]
+    exceeded_limits: list[str]
+
+
 class ChatExtras(TypedDict, total=False):
     """What a request applies beside its messages and numbers, each only when it was sent."""
 
+    tools: list[Tool]
+    tool_choice: ToolChoice
+    parallel_tool_calls: bool
+    response_format: ResponseFormat
+    stream_progress: bool
+
+
+class JobPayload(TextParams, total=False):
+    """What a worker generates from: a prompt, or the messages of a chat."""
+
+    prompt: str
+    softprompt: str
+    messages: list[Message]
+    messages_url: str
     tools: list[Tool]
     tool_choice: ToolChoice
     parallel_tool_calls: bool

@@ -4,7 +4,6 @@
 import argparse
 import json
 from collections.abc import Callable
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -14,6 +13,7 @@ from horde.actions.actors import OPERATOR
 from horde.cli._operating import CommandRefused, run_on_database
 from horde.config import Config
 from horde.database.workers import parse_id
+from horde.json_text import JsonObject
 from horde.shapes.base import ModelType
 from horde.shapes.worker_messages import WorkerMessageInput
 from horde.shapes.workers import ModifyWorkerInput, WorkersQuery
@@ -23,7 +23,7 @@ EXIT_REFUSED = 1
 DEFAULT_EXPIRY_HOURS = 12
 READING = frozenset({"list", "show"})
 
-type Details = dict[str, Any]
+type Details = JsonObject
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -4,12 +4,12 @@
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import Any
 
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from horde.classes.base.worker import SPEED_BASELINE, online_since
+from horde.json_text import JsonObject
 
 FLOW_DAYS = 14
 # An owner of many workers has a posting a second: the newest of them bound what is read.
@@ -112,12 +112,12 @@ class AccountOverview:
     """
 
     held: float
-    reservations: list[dict[str, Any]]
+    reservations: list[JsonObject]
     days: dict[str, dict[str, float]]
-    requests: list[dict[str, Any]]
-    workers: list[dict[str, Any]]
-    sharedkeys: list[dict[str, Any]]
-    settings: dict[str, Any]
+    requests: list[JsonObject]
+    workers: list[JsonObject]
+    sharedkeys: list[JsonObject]
+    settings: JsonObject
 
 
 def read_account_overview(session: Session, user_id: int, now: datetime) -> AccountOverview:

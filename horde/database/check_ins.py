@@ -5,7 +5,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
-from typing import Any
 from uuid import uuid4
 
 from sqlalchemy import (
@@ -45,6 +44,7 @@ from horde.database.users import Caller
 from horde.db import after_commit, insert_rows, table_of
 from horde.exceptions import BadRequest, Forbidden
 from horde.hot_session import keep
+from horde.json_text import JsonObject
 from horde.model_reference import get_text_model_multiplier, is_known_text_model
 from horde.return_codes import ReturnCode
 from horde.shapes.jobs import TextPopBody
@@ -98,7 +98,7 @@ class PendingCheckIn:
     """What a pop has to write of its worker before the queue is read."""
 
     seen_check_in: datetime
-    declared: dict[str, Any]  # columns of the chat declaration that changed
+    declared: JsonObject  # columns of the chat declaration that changed
     check_in: CheckIn | None  # None inside the 30 s in which the row is left alone
     is_new: bool
     changes_service: bool  # others have to look anew at who serves what

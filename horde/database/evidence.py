@@ -28,6 +28,7 @@ from horde.classes.base.waiting_prompt import WPModels
 from horde.classes.base.worker import Worker
 from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
 from horde.ip_subject import build_ip_subject
+from horde.json_text import JsonObject
 from horde.r2 import EVIDENCE_SUFFIX
 from horde.shapes.base import MAX_MODEL_NAME_LENGTH
 
@@ -325,12 +326,12 @@ def _anonymise(session: Session, conditions: Sequence[ColumnElement[bool]], now:
     return _change(session, conditions, {**nobody, "is_anonymised": True})
 
 
-def _without_text(now: datetime) -> dict[str, Any]:
+def _without_text(now: datetime) -> JsonObject:
     return {"text_state": TextState.DELETING, "text_changed": now, "prompts": None}
 
 
 def _change(
-    session: Session, conditions: Sequence[ColumnElement[bool]], values: Mapping[str, Any]
+    session: Session, conditions: Sequence[ColumnElement[bool]], values: Mapping[str, object]
 ) -> int:
     changed = session.execute(
         update(ModerationEvent)

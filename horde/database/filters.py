@@ -63,14 +63,14 @@ def find_same_filter(session: Session, *, regex: str, filter_type: int) -> int |
     )
 
 
-def add_filter(session: Session, columns: Mapping[str, Any], user_id: int | None) -> int:
+def add_filter(session: Session, columns: Mapping[str, object], user_id: int | None) -> int:
     """Store a rule; its id."""
     statement = insert(Filter).values(user_id=user_id, **columns).returning(Filter.id)
     return int(session.execute(statement).scalar_one())
 
 
 def change_filter(
-    session: Session, filter_id: int, columns: Mapping[str, Any], user_id: int | None
+    session: Session, filter_id: int, columns: Mapping[str, object], user_id: int | None
 ) -> bool:
     """Set columns of a rule; False when it is gone."""
     changed = session.execute(

@@ -13,6 +13,7 @@ from horde_sdk.generation_parameters.text.chat_policy import ChatServiceGapKind
 from sqlalchemy import DateTime, Row, Select, bindparam, exists, func, select, true
 from sqlalchemy.orm import Session
 
+from horde.chat.wire import ImpossibleReason
 from horde.classes.base.user import UserRole, UserRoleTypes
 from horde.classes.base.worker import WorkerModel, is_online, online_since
 from horde.classes.kobold.pricing import estimate_queue_wait_seconds
@@ -27,7 +28,11 @@ from horde.classes.kobold.worker import (
 )
 from horde.database.queue_classes import find_request_facts
 from horde.database.text_queue import QueueGroup, QueueSnapshot, get_group_facts, get_queue_snapshot
-from horde.database.worker_messages import build_active_messages, show_active_messages
+from horde.database.worker_messages import (
+    ShownMessage,
+    build_active_messages,
+    show_active_messages,
+)
 from horde.db import build_detached, table_of
 from horde.hot_session import keep
 from horde.model_reference import get_text_model_multiplier
@@ -57,7 +62,7 @@ class WorkerAvailability:
     """Who may serve a request now."""
 
     workers: tuple[OnlineTextWorker, ...]
-    declaration_gap: dict[str, Any] | None = None  # in the shape of `impossible_reason`
+    declaration_gap: ImpossibleReason | None = None
     # Tokens of output that a worker would serve whose speed alone rules the request out; None when
     # somebody may serve it, or when nobody is kept from it by speed.
     largest_max_length: int | None = None
@@ -181,7 +186,7 @@ class NamedTextWorker:
     """A text worker, belonging to no session, and what it is to be told."""
 
     worker: TextWorker
-    messages: list[dict[str, Any]] = field(default_factory=list)
+    messages: list[ShownMessage] = field(default_factory=list)
 
 
 def find_named_text_worker(session: Session, name: str, now: datetime) -> NamedTextWorker | None:
@@ -310,7 +315,7 @@ def _is_asked(online: OnlineTextWorker, request: TextRequestFacts) -> bool:
     return not request.models or bool(online.models.intersection(request.models))
 
 
-def find_chat_declaration_gap(refusals: Sequence[ChatRefusal]) -> dict[str, Any] | None:
+def find_chat_declaration_gap(refusals: Sequence[ChatRefusal]) -> ImpossibleReason | None:
     """What the workers' declarations lack for a request, when that and nothing else keeps every one
     of them from it.
 

@@ -4,7 +4,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
@@ -23,7 +22,7 @@ class RecordedAct:
     action: str
     subject: str
     reason: str | None
-    details: Mapping[str, Any]
+    details: Mapping[str, object]
 
 
 def add_act(
@@ -34,7 +33,7 @@ def add_act(
     action: str,
     subject: str,
     reason: str | None,
-    details: Mapping[str, Any],
+    details: Mapping[str, object],
     now: datetime,
 ) -> None:
     """Record an act in the transaction that does it."""

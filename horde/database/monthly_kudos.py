@@ -2,7 +2,6 @@
 """Kudos that accounts get every month: what an admin set, and the pay of moderators."""
 
 from datetime import datetime
-from typing import Any
 
 from sqlalchemy import ColumnElement, exists, func, select, text, update
 from sqlalchemy.orm import Session
@@ -10,6 +9,7 @@ from sqlalchemy.orm import Session
 from horde.classes.base.kudos import to_kudos
 from horde.classes.base.user import WIPED, User, UserRole, UserRoleTypes
 from horde.database.users import adjust_kudos
+from horde.json_text import JsonObject
 from horde.shapes.users import MAX_MONTHLY_KUDOS
 
 MONTHLY_ACTION = "recurring"
@@ -23,7 +23,7 @@ def change_monthly_kudos(session: Session, user_id: int, amount: int, now: datet
     The new monthly amount.
     """
     monthly = func.least(func.greatest(User.monthly_kudos + amount, 0), MAX_MONTHLY_KUDOS)
-    values: dict[str, Any] = {"monthly_kudos": monthly}
+    values: JsonObject = {"monthly_kudos": monthly}
     if amount > 0:
         adjust_kudos(session, user_id, to_kudos(amount), action=MONTHLY_ACTION, now=now)
         values["monthly_kudos_last_received"] = func.coalesce(User.monthly_kudos_last_received, now)

@@ -3,12 +3,12 @@
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from horde.classes.base.worker import SPEED_BASELINE, online_since
+from horde.json_text import JsonObject
 
 MOST_LINES = 100
 ELECTION_NAME = "horde election"  # of the connection on which a process stands for leader
@@ -97,13 +97,13 @@ _WORKERS = text(
 class OperationsView:
     """The moment: lines of JSON as they are shown, and what the database says of itself."""
 
-    queue: list[dict[str, Any]]
-    nodes: list[dict[str, Any]]  # processes of the API, the leader marked
-    workers: list[dict[str, Any]]  # the busiest
+    queue: list[JsonObject]
+    nodes: list[JsonObject]  # processes of the API, the leader marked
+    workers: list[JsonObject]  # the busiest
     worker_counts: dict[str, int]
     unfolded: int
     fold_lag_seconds: float
-    database: dict[str, Any]
+    database: JsonObject
 
 
 def read_operations_view(session: Session, now: datetime) -> OperationsView:

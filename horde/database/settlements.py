@@ -42,6 +42,7 @@ from horde.database.text_jobs import JobFacts
 from horde.database.users import charge_shared_key
 from horde.db import execute_later, table_of
 from horde.hot_session import keep
+from horde.json_text import JsonObject
 
 jobs = table_of(TextProcessingGeneration)
 requests = table_of(TextWaitingPrompt)
@@ -277,7 +278,7 @@ def _build_reply_of_fake(names: frozenset[str]) -> Update:
     )
 
 
-def _build_samples(job: JobFacts, submitted: Submitted, now: datetime) -> dict[str, Any]:
+def _build_samples(job: JobFacts, submitted: Submitted, now: datetime) -> JsonObject:
     seconds = seconds_since(job.start_time, now)
     speed = compute_speed_sample(submitted.tokens, seconds)
     state = TextGenState.CENSORED if submitted.is_censored else TextGenState.OK
@@ -292,7 +293,7 @@ def _build_samples(job: JobFacts, submitted: Submitted, now: datetime) -> dict[s
     }
 
 
-def build_statistic(job: JobFacts, state: TextGenState, now: datetime) -> dict[str, Any]:
+def build_statistic(job: JobFacts, state: TextGenState, now: datetime) -> JsonObject:
     """What the settling statement binds for the statistic of a job."""
     return {
         "finished": now,
@@ -309,7 +310,7 @@ def build_statistic(job: JobFacts, state: TextGenState, now: datetime) -> dict[s
     }
 
 
-def build_unserved_statistic(job: JobFacts, state: TextGenState, now: datetime) -> dict[str, Any]:
+def build_unserved_statistic(job: JobFacts, state: TextGenState, now: datetime) -> JsonObject:
     """The columns of the statistic of a job that ended without a reply."""
     statistic = build_statistic(job, state, now)
     return statistic | {"state": state, "created": statistic.pop("start_time")}

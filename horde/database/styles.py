@@ -2,7 +2,7 @@
 """Styles and collections as they are found, shown, made and changed."""
 
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -16,11 +16,13 @@ from sqlalchemy.orm import Session
 from horde.classes.base.style import (
     COLLECTION_KIND,
     STYLE_KIND,
+    DeclaredField,
     Style,
     StyleCollection,
     StyleCollectionMember,
     StyleModel,
     StyleName,
+    StylePolicy,
     StyleTag,
     build_unique_name,
     parse_style_name,
@@ -40,6 +42,7 @@ from horde.shapes.styles import (
     StylesQuery,
     TextStyleDetails,
 )
+from horde.shapes.text_params import TextParams
 
 TEXT_TYPE = "text"
 TEXT_LIST_SECONDS = 1.0
@@ -60,12 +63,12 @@ class FoundStyle:
     unique_name: str
     author_id: int
     prompt: str
-    params: Mapping[str, Any]
+    params: TextParams
     models: tuple[str, ...]
     sharedkey_id: UUID | None
     collection_id: UUID | None = None
-    parameter_policy: Mapping[str, Any] | None = None
-    template_fields: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
+    parameter_policy: StylePolicy | None = None
+    template_fields: Sequence[DeclaredField] = field(default_factory=tuple)
 
     def accepts_fields(self, names: Collection[str]) -> bool:
         """Whether a request may fill in exactly these fields: all known, none missing."""

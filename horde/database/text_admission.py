@@ -4,13 +4,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
 from uuid import UUID
 
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from horde import metrics
+from horde.chat.wire import ImpossibleReason
 from horde.chat_contract import build_gap_advice
 from horde.classes.base.kudos import upfront_hold_id
 from horde.classes.base.user import ANONYMOUS_ID
@@ -22,6 +22,7 @@ from horde.database.functions import WorkerAvailability, estimate_wait_for_new_r
 from horde.database.kudos import get_available_kudos, hold_kudos
 from horde.database.users import Caller, SharedKeyFacts, find_account, find_generate_caller
 from horde.exceptions import BadRequest, Forbidden, Unauthorized
+from horde.json_text import JsonObject
 from horde.model_reference import get_text_model_multiplier, is_known_text_model
 from horde.return_codes import ReturnCode
 
@@ -249,11 +250,11 @@ def _build_kudos_refusal(
     if availability.workers:
         return Forbidden(message, rc)
     gap = availability.declaration_gap if facts.is_chat else None
-    extra: dict[str, Any] = {} if gap is None else {"impossible_reason": gap}
+    extra: JsonObject = {} if gap is None else {"impossible_reason": gap}
     return Forbidden(describe_no_eligible_worker(gap), ReturnCode.NO_ELIGIBLE_WORKER, **extra)
 
 
-def describe_no_eligible_worker(gap: dict[str, Any] | None) -> str:
+def describe_no_eligible_worker(gap: ImpossibleReason | None) -> str:
     """The refusal's sentence, with the gap when the workers' declarations are the cause."""
     reasons = []
     if gap is not None and gap["missing_declarations"]:

@@ -53,7 +53,9 @@ from horde.database.users import Caller, charge_shared_key
 from horde.db import after_commit, execute_later, table_of
 from horde.exceptions import NotFound, TooManyRequests
 from horde.hot_session import keep
+from horde.json_text import JsonObject
 from horde.return_codes import ReturnCode
+from horde.shapes.text_params import TextParams
 
 DOWNGRADED_PRIORITY = -50
 HIGHEST_PRIORITY = 2**31 - 1  # what the column holds; balances are wider
@@ -69,8 +71,8 @@ class RequestContent:
 
     prompt: str
     submitted_prompt: str
-    params: dict[str, Any]
-    gen_payload: dict[str, Any]
+    params: TextParams
+    gen_payload: TextParams
     n: int = 1
     worker_ids: tuple[UUID, ...] = ()
     style_id: UUID | None = None
@@ -81,7 +83,7 @@ class RequestContent:
     disable_batching: bool = False
     messages: list[Message] | None = None
     chat_extras: ChatExtras | None = None
-    context_adjustments: list[dict[str, Any]] | None = None
+    context_adjustments: list[JsonObject] | None = None
     conformance: str = "strict"
 
 
@@ -100,7 +102,7 @@ class NewTextRequest:
     sender: Caller | None = None  # where it is not the account that pays
 
     @property
-    def sender_columns(self) -> dict[str, Any]:
+    def sender_columns(self) -> JsonObject:
         """Who sent it, as it is stored."""
         sender = self.sender
         sharedkey = None if sender is None else sender.sharedkey

@@ -17,6 +17,7 @@ from horde.database.text_status import parse_request_id, request_not_found
 from horde.database.users import Caller
 from horde.db import table_of
 from horde.exceptions import Forbidden
+from horde.json_text import JsonObject
 from horde.return_codes import ReturnCode
 
 requests = table_of(TextWaitingPrompt)
@@ -44,7 +45,7 @@ class SentTextRequest:
     sharedkey_id: UUID | None
     sender_id: int | None
     sender_sharedkey_id: UUID | None
-    body: dict[str, Any]
+    body: JsonObject
 
     def is_from(self, caller: Caller) -> bool:
         """Whether this key sent it, or is its owner's own key where a shared key did or paid."""

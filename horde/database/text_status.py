@@ -25,6 +25,7 @@ from horde.database.text_queue import get_queue_snapshot
 from horde.db import table_of
 from horde.exceptions import NotFound
 from horde.hot_session import keep
+from horde.json_text import JsonObject
 from horde.return_codes import ReturnCode
 
 CSAM_METADATA = {"type": "censorship", "value": "csam"}
@@ -54,7 +55,7 @@ class RequestProgress:
     consumed_kudos: int
     max_length: int
     created: datetime
-    context_adjustments: list[dict[str, Any]] | None
+    context_adjustments: list[JsonObject] | None
     chat_fault_reason: str | None
     chat_fault_rc: str | None
     job_rows: tuple[Any, ...] = field(repr=False)  # the finished, then the running, oldest first
@@ -202,7 +203,7 @@ def build_text_status(
     is_chat: bool,
     validated_backends: Collection[str],
     now: datetime,
-) -> dict[str, Any]:
+) -> JsonObject:
     """The body of a status route. A chat status adds its own keys; nulls are sent."""
     generations, running = _list_jobs(progress, is_chat=is_chat)
     availability = WorkerAvailability(workers=())
@@ -211,7 +212,7 @@ def build_text_status(
             session, progress.id, validated_backends=validated_backends, now=now
         )
     position = get_queue_snapshot(session).get_position(progress.id) if progress.waiting else 0
-    status: dict[str, Any] = {"generations": generations}
+    status: JsonObject = {"generations": generations}
     if is_chat:
         status |= _build_chat_keys(progress, availability)
     return status | {
@@ -233,7 +234,7 @@ def build_text_status(
     }
 
 
-def _build_chat_keys(progress: RequestProgress, availability: WorkerAvailability) -> dict[str, Any]:
+def _build_chat_keys(progress: RequestProgress, availability: WorkerAvailability) -> JsonObject:
     is_impossible = not availability.workers and progress.processing == 0 and not progress.is_done
     longest = availability.largest_max_length
     speed_limit = {"speed_limit": {"largest_max_length": longest}}
@@ -267,7 +268,7 @@ def _estimate_wait(
 
 def _list_jobs(
     progress: RequestProgress, *, is_chat: bool
-) -> tuple[list[dict[str, Any]], list[tuple[float, datetime]]]:
+) -> tuple[list[JsonObject], list[tuple[float, datetime]]]:
     """The finished generations as shown, and (worker speed, start) of each running job."""
     finished = [
         _build_generation(row, progress, is_chat=is_chat)
@@ -278,8 +279,8 @@ def _list_jobs(
     return finished, running
 
 
-def _build_generation(row: Any, progress: RequestProgress, *, is_chat: bool) -> dict[str, Any]:
-    shown: dict[str, Any] = {}
+def _build_generation(row: Any, progress: RequestProgress, *, is_chat: bool) -> JsonObject:
+    shown: JsonObject = {}
     if is_chat:
         waited = (row.start_time - progress.created).total_seconds()
         shown = {
@@ -304,7 +305,7 @@ def _build_generation(row: Any, progress: RequestProgress, *, is_chat: bool) -> 
     }
 
 
-def get_generation_state(censored: bool, metadata: list[Mapping[str, Any]]) -> str:
+def get_generation_state(censored: bool, metadata: Sequence[Mapping[str, object]]) -> str:
     """The `state` of a finished generation as requesters see it."""
     if any(
         entry.get("type") == CSAM_METADATA["type"] and entry.get("value") == CSAM_METADATA["value"]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from email.utils import format_datetime
 from functools import partial
-from typing import Any
+from typing import TypedDict
 from uuid import UUID
 
 from sqlalchemy import ColumnElement, Table, and_, delete, func, or_, select
@@ -16,6 +16,7 @@ from horde.classes.base.worker import Worker
 from horde.classes.base.worker_message import WorkerMessage
 from horde.database.caches import TimedCache
 from horde.db import after_commit, insert_rows, table_of
+from horde.json_text import JsonObject
 from horde.pop_epochs import EVERYTHING, move_marks
 from horde.shapes.base import ModelType
 from horde.shapes.worker_messages import Validity, WorkerMessageDetails
@@ -35,9 +36,27 @@ messages = table_of(WorkerMessage)
 _details = TimedCache[UUID, WorkerMessageDetails | None](MESSAGE_SECONDS)
 
 
+class ActiveMessage(TypedDict):
+    """A message as a worker is to read it, with the time of its end in seconds since 1970."""
+
+    id: str
+    message: str
+    origin: str | None
+    expiry: float
+
+
+class ShownMessage(TypedDict):
+    """The same as a pop tells it, with the end in RFC 822."""
+
+    id: str
+    message: str
+    origin: str | None
+    expiry: str
+
+
 def build_active_messages(
     workers: Table, now: ColumnElement[datetime]
-) -> ColumnElement[list[dict[str, Any]] | None]:
+) -> ColumnElement[list[ActiveMessage] | None]:
     """The messages that each of the `workers` of a statement is to read at `now`, newest first, as
     a JSON column; null for none. As a column, a pop reads them with its worker.
     """
@@ -75,15 +94,15 @@ def build_active_messages(
     return select(func.json_agg(newest_first)).scalar_subquery()
 
 
-def show_active_messages(stored: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]]:
+def show_active_messages(stored: Sequence[ActiveMessage] | None) -> list[ShownMessage]:
     """What a pop tells of the messages of `build_active_messages`; dates in RFC 822."""
     return [
-        message | {"expiry": format_datetime(datetime.fromtimestamp(message["expiry"], UTC))}
+        {**message, "expiry": format_datetime(datetime.fromtimestamp(message["expiry"], UTC))}
         for message in stored or ()
     ]
 
 
-def insert_messages(session: Session, rows: Sequence[dict[str, Any]]) -> None:
+def insert_messages(session: Session, rows: Sequence[JsonObject]) -> None:
     """Store messages; each names every column."""
     insert_rows(session, messages, rows)
     after_commit(session, partial(move_marks, [EVERYTHING]))

@@ -52,6 +52,7 @@ from horde.database.stats import forget_model_figures
 from horde.database.worker_messages import build_active_messages, show_active_messages
 from horde.db import after_commit, table_of
 from horde.exceptions import BadRequest, Locked, NotFound
+from horde.json_text import JsonObject
 from horde.return_codes import ReturnCode
 from horde.written_answer import WrittenAnswer
 
@@ -80,7 +81,7 @@ class WorkerRecord:
 
     owner_id: int
     is_public: bool  # the owner shows who runs it
-    details: dict[str, Any]
+    details: JsonObject
 
 
 _details = TimedCache[UUID | str, WorkerRecord | None](DETAILS_SECONDS)
@@ -131,7 +132,7 @@ def get_online_workers(session: Session, now: datetime, *, is_privileged: bool) 
     minute old.
     """
 
-    def compute() -> list[dict[str, Any]]:
+    def compute() -> list[JsonObject]:
         return narrow_list(compute_online_worker_records(session, now), is_privileged=is_privileged)
 
     return _lists.get(is_privileged, compute)
@@ -156,13 +157,13 @@ def forget_online_worker_records() -> None:
     _lists.forget(False, True)
 
 
-def narrow_list(records: Sequence[WorkerRecord], *, is_privileged: bool) -> list[dict[str, Any]]:
+def narrow_list(records: Sequence[WorkerRecord], *, is_privileged: bool) -> list[JsonObject]:
     """The details of a list, as everybody or as moderators see them."""
     privilege = MODERATOR if is_privileged else PUBLIC
     return [narrow_details(record, privilege) for record in records]
 
 
-def narrow_details(record: WorkerRecord, privilege: int) -> dict[str, Any]:
+def narrow_details(record: WorkerRecord, privilege: int) -> JsonObject:
     """The details a caller of this privilege sees."""
     hidden: frozenset[str] = frozenset()
     if privilege < MODERATOR:
@@ -280,7 +281,7 @@ def _get_details_key(worker_id: UUID) -> str:
     return f"cached_worker_{worker_id}"
 
 
-def _dump(record: WorkerRecord) -> dict[str, Any]:
+def _dump(record: WorkerRecord) -> JsonObject:
     return {"owner_id": record.owner_id, "is_public": record.is_public, "details": record.details}
 
 

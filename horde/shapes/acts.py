@@ -2,7 +2,7 @@
 """Shapes of the list of what moderators did."""
 
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
@@ -55,4 +55,4 @@ class ModeratorActDetails(Answer):
     action: str
     subject: Annotated[str, Field(description="To what, such as `user 12`.")]
     reason: Annotated[str | None, Field(description="Why, when it was said.")]
-    details: dict[str, Any]
+    details: dict[str, object]

@@ -44,7 +44,7 @@ class LenientBody(Body):
 
     @model_validator(mode="before")
     @classmethod
-    def drop_nulls(cls, data: Any) -> Any:
+    def drop_nulls(cls, data: object) -> Any:
         """Clients serialise unset options as null."""
         return (
             {key: value for key, value in data.items() if value is not None}
@@ -64,7 +64,7 @@ class Answer(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    def dump(self) -> dict[str, Any]:
+    def dump(self) -> dict[str, object]:
         """The JSON object, null values included."""
         return self.model_dump(mode="json")
 
@@ -72,7 +72,7 @@ class Answer(BaseModel):
 class SparseAnswer(Answer):
     """An answer that leaves out the keys without a value."""
 
-    def dump(self) -> dict[str, Any]:
+    def dump(self) -> dict[str, object]:
         """The JSON object without its null values."""
         return self.model_dump(mode="json", exclude_none=True)
 

@@ -83,10 +83,10 @@ class PopBody(TextPopBody):
 class PopAnswer(TypedDict):
     """A job, or nothing."""
 
-    payload: dict[str, Any]
+    payload: dict[str, object]
     id: str | None
     ids: list[str]
-    messages: list[dict[str, Any]]
+    messages: list[dict[str, object]]
     ttl: Annotated[
         int | None, Field(description="Seconds until the job is given to another worker.")
     ]
@@ -135,8 +135,8 @@ class SubmitBody(TypedDict, total=False):
     generation: str
     state: SubmissionState
     seed: int
-    gen_metadata: list[dict[str, Any]]
-    message: Any
+    gen_metadata: list[dict[str, object]]
+    message: object
     finish_reason: ChatFinishReason
     native_finish_reason: Annotated[str, Field(max_length=32)]
     prompt_tokens: Annotated[int, Field(ge=0)]

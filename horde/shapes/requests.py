@@ -40,7 +40,7 @@ class TextRequestBody(LenientBody):
     """The keys of a text request; `params` is checked by `parse_text_params`."""
 
     prompt: str
-    params: Annotated[dict[str, Any], WithJsonSchema(build_params_schema())] = Field(
+    params: Annotated[dict[str, object], WithJsonSchema(build_params_schema())] = Field(
         default_factory=dict
     )
     models: Values[ModelName] = Field(
@@ -67,7 +67,7 @@ class TextRequestBody(LenientBody):
     proxied_account: Annotated[
         Annotated[str, Field(max_length=255)] | None, Field(description="Service accounts only.")
     ] = None
-    extra_source_images: list[Any] = Field(default_factory=list, description="Refused on text.")
+    extra_source_images: list[object] = Field(default_factory=list, description="Refused on text.")
     disable_batching: bool = Field(
         default=False, description="Trusted users only when n is above 1."
     )
@@ -99,7 +99,7 @@ class ChatRequestBody(TypedDict, total=False):
 
     model: Annotated[str, Field(description="Exactly one of model and models.")]
     models: Annotated[list[str], Field(min_length=1, max_length=MAX_CHAT_MODEL_COUNT)]
-    messages: Required[list[dict[str, Any]]]
+    messages: Required[list[dict[str, object]]]
     max_tokens: Annotated[OutputTokens, Field(description="512 by default.")]
     max_completion_tokens: OutputTokens
     temperature: Annotated[float, Field(ge=_TEMPERATURES.minimum, le=_TEMPERATURES.maximum)]
@@ -111,13 +111,13 @@ class ChatRequestBody(TypedDict, total=False):
     stop: Annotated[Any, Field(description="A string or an array of strings.")]
     n: Annotated[int, Field(ge=1, le=1)]
     stream: bool
-    stream_options: dict[str, Any]
+    stream_options: dict[str, object]
     user: str
-    metadata: dict[str, Any]
-    tools: list[dict[str, Any]]
+    metadata: dict[str, object]
+    tools: list[dict[str, object]]
     tool_choice: Any
     parallel_tool_calls: bool
-    response_format: dict[str, Any]
+    response_format: dict[str, object]
     horde: ChatHordeOptions
 
 
@@ -125,7 +125,9 @@ class SentTextRequest(TypedDict, total=False):
     """A text request read back."""
 
     prompt: Annotated[str, Field(description="As sent. Absent where it was not kept.")]
-    params: Annotated[dict[str, Any], Field(description="As sent, without unknown keys and nulls.")]
+    params: Annotated[
+        dict[str, object], Field(description="As sent, without unknown keys and nulls.")
+    ]
     models: list[str]
     workers: list[str]
     worker_blacklist: bool
@@ -157,7 +159,7 @@ class RequestQuote(TypedDict):
     kudos: float
     id: NotRequired[str]
     resolved: NotRequired[
-        Annotated[dict[str, Any], Field(description="The request as it would run.")]
+        Annotated[dict[str, object], Field(description="The request as it would run.")]
     ]
 
 
@@ -166,7 +168,7 @@ class TextGeneration(TypedDict):
 
     text: str | None
     seed: int | None
-    gen_metadata: list[dict[str, Any]]
+    gen_metadata: list[dict[str, object]]
     worker_id: str
     worker_name: str
     model: str
@@ -218,11 +220,11 @@ class ChatStatus(RequestStanding):
     """Where a chat request stands."""
 
     generations: list[ChatGeneration]
-    context_adjustments: list[dict[str, Any]] | None
+    context_adjustments: list[dict[str, object]] | None
     impossible_reason: Any
     speed_limit: NotRequired[
         Annotated[
-            dict[str, Any],
+            dict[str, object],
             Field(
                 description="Present only while speed alone keeps every worker from the request."
             ),

@@ -2,7 +2,7 @@
 """Shapes of the style and collection routes."""
 
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
@@ -103,7 +103,7 @@ class TemplateField(Body):
 
 class _StyleOptions(Body):
     params: Annotated[
-        dict[str, Any] | None, Field(description="As of a text request, without `n`.")
+        dict[str, object] | None, Field(description="As of a text request, without `n`.")
     ] = None
     public: bool | None = None
     nsfw: bool | None = None
@@ -139,7 +139,7 @@ class StyleModify(Answer):
 
     id: str
     message: str = "OK"
-    warnings: list[dict[str, Any]] = Field(default_factory=list)
+    warnings: list[dict[str, object]] = Field(default_factory=list)
 
 
 class TextStyleDetails(SparseAnswer):
@@ -149,15 +149,15 @@ class TextStyleDetails(SparseAnswer):
     name: str
     info: str | None = None
     prompt: str
-    params: dict[str, Any]
+    params: dict[str, object]
     public: bool
     nsfw: bool
     tags: list[str]
     models: list[str]
     use_count: int
     creator: str
-    parameter_policy: dict[str, Any] | None = None
-    template_fields: list[dict[str, Any]] | None = None
+    parameter_policy: dict[str, object] | None = None
+    template_fields: list[dict[str, object]] | None = None
 
 
 class CollectionInput(Body):
@@ -236,4 +236,4 @@ class StyleContract(SparseAnswer):
 
     schema_version: int = 1
     text: TextStyleContract
-    image: dict[str, Any] = Field(default_factory=dict)
+    image: dict[str, object] = Field(default_factory=dict)

@@ -7,7 +7,7 @@ Source: docs/reference/text_requests.md, "Params"; docs/reference/chat_requests.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypedDict, cast
 
 from horde_sdk.generation_parameters.text.chat_limits import OPENAI_SAMPLING_RANGES
 
@@ -23,6 +23,39 @@ DEFAULT_TEXT_MAX_LENGTH: Final = 80
 DEFAULT_MAX_CONTEXT_LENGTH: Final = 2048
 MAX_SAMPLER_ORDER_COUNT: Final = 64  # backends know about seven samplers; a repeat is allowed
 MIN_SAMPLER_ORDER_COUNT: Final = 7  # a backend applies an incomplete order as garbage
+
+
+class TextParams(TypedDict, total=False):
+    """The parameters of a request that were sent, each in its range; lengths are tokens."""
+
+    n: int
+    max_length: int
+    max_context_length: int
+    temperature: float
+    top_p: float
+    top_k: int
+    top_a: float
+    min_p: float
+    tfs: float
+    typical: float
+    rep_pen: float
+    rep_pen_range: int
+    rep_pen_slope: float
+    smoothing_factor: float
+    dynatemp_range: float
+    dynatemp_exponent: float
+    frequency_penalty: float
+    presence_penalty: float
+    seed: int
+    reasoning_effort: str
+    stop_sequence: list[str]
+    sampler_order: list[int]
+    singleline: bool
+    frmtadsnsp: bool
+    frmtrmblln: bool
+    frmtrmspch: bool
+    frmttriminc: bool
+    use_default_badwordsids: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +145,7 @@ def build_params_schema() -> dict[str, object]:
     return {"type": "object", "properties": {**numbers, **lists, **switches}}
 
 
-def parse_text_params(params: object) -> dict[str, object]:
+def parse_text_params(params: object) -> TextParams:
     """The `params` of a text request: known keys without nulls, whole numbers as int.
 
     Unknown keys are left out, as older clients send many; `64.0` counts as a whole number.
@@ -134,7 +167,7 @@ def parse_text_params(params: object) -> dict[str, object]:
             errors[f"params.{key}"] = str(error)
     if errors:
         raise PayloadInvalid(errors)
-    return parsed
+    return cast(TextParams, parsed)
 
 
 def _parse_param(key: str, value: object) -> object:

@@ -2,7 +2,7 @@
 """Shapes of the account routes: who an account is, how it is changed, and lists of accounts."""
 
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
@@ -131,8 +131,10 @@ class UserDetails(SparseAnswer):
     admin_comment: Annotated[str | None, Field(description=MODERATORS)] = None
     proxy_passkey: Annotated[str | None, Field(description=MODERATORS)] = None
     account_age: Annotated[int, Field(description="Seconds since it was made.")]
-    usage: dict[str, Any] = Field(default_factory=dict, description="Superseded by records; empty.")
-    contributions: dict[str, Any] = Field(
+    usage: dict[str, object] = Field(
+        default_factory=dict, description="Superseded by records; empty."
+    )
+    contributions: dict[str, object] = Field(
         default_factory=dict, description="Superseded by records; empty."
     )
     records: UserRecords
@@ -197,7 +199,7 @@ class ModifyUserInput(ReasonBody):
         bool | None, Field(description="Owner or moderators, of an account marked for deletion.")
     ] = None
 
-    def list_changes(self) -> dict[str, Any]:
+    def list_changes(self) -> dict[str, object]:
         """What was sent; the two acts of owners count only when they are asked for."""
         sent = self.model_dump(exclude_none=True, exclude={"reason"})
         return {

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """Shapes of the worker routes: which workers are listed, and how one is changed."""
 
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, TypedDict
 
 from pydantic import Field
 
@@ -127,7 +127,7 @@ class WorkerDetails(TypedDict, total=False):
     owner: Annotated[
         str, Field(description="When the owner shows it, and to the owner and moderators.")
     ]
-    messages: Annotated[list[dict[str, Any]], Field(description="As owner.")]
+    messages: Annotated[list[dict[str, object]], Field(description="As owner.")]
     paused: Annotated[bool, Field(description="Moderators only.")]
     suspicious: Annotated[int, Field(description="Moderators only.")]
     ipaddr: Annotated[str, Field(description="Moderators only.")]

@@ -19,6 +19,7 @@ from werkzeug.test import EnvironBuilder, run_wsgi_app
 from devtools.services import ServiceAddresses
 from horde.actions import queue_chat
 from horde.apis.requests import CONFIG_EXTENSION
+from horde.chat.flattening import FlattenedChat
 from horde.chat_contract import MAX_CHAT_BODY_BYTES
 from horde.classes.base.kudos import KudosReservation
 from horde.classes.base.stats import Filter, HordeSettings
@@ -767,6 +768,20 @@ def test_a_request_is_found_by_its_id_only_in_its_family(served: ChatHorde) -> N
         == "RequestNotFound"
     )
     assert not served.status(request_id)["done"]
+
+
+def test_a_request_is_flattened_once_on_its_whole_way(
+    served: ChatHorde, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, contents = FlattenedChat.read, []
+
+    def count(messages: Any, tools: Any = None) -> FlattenedChat:
+        contents.append([message["content"] for message in messages])
+        return read(messages, tools)
+
+    monkeypatch.setattr(FlattenedChat, "read", count)
+    served.queue(messages=[{"role": "user", "content": "Name one colour."}])
+    assert contents == [["Name one colour."]]
 
 
 # --- moderation

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """The status routes: models, figures and modes of the horde."""
 
-from typing import Any
-
 from flask_restx import Api, Namespace, Resource
 
 from horde.actions.models import add_chat_offers, list_models, show_model, show_performance
@@ -10,6 +8,7 @@ from horde.actions.modes import change_modes, show_modes
 from horde.apis.bodies import read_body, read_query
 from horde.apis.requests import find_api_key, require_api_key
 from horde.apis.swagger import build_answer_model, build_body_model, build_query_params
+from horde.json_text import JsonObject
 from horde.limiter import limit_modes
 from horde.shapes.modes import HordeModes, HordeModesInput
 from horde.shapes.status import ActiveModel, HordePerformance, ModelsQuery
@@ -68,7 +67,7 @@ class Modes(Resource):
     )
     @namespace.response(200, "The modes", horde_modes)
     @limit_modes
-    def get(self) -> dict[str, Any]:
+    def get(self) -> JsonObject:
         """The modes; raid mode only with a moderator's key."""
         return show_modes(find_api_key()).dump()
 
@@ -79,7 +78,7 @@ class Modes(Resource):
     @namespace.response(401, "InvalidAPIKey")
     @namespace.response(403, "NotAdmin, NotModerator")
     @limit_modes
-    def put(self) -> dict[str, Any]:
+    def put(self) -> JsonObject:
         """Set modes: maintenance as an admin, the others as a moderator. Answers with what was
         set.
         """

@@ -1,21 +1,20 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """What an operator has to say: documents and news."""
 
-from typing import Any
-
 from flask_restx import Api, Namespace, Resource
 
 from horde.actions.documents import list_news, show_document
 from horde.apis.bodies import read_query
 from horde.apis.requests import get_config
 from horde.apis.swagger import build_answer_model, build_query_params
+from horde.json_text import JsonObject
 from horde.shapes.documents import DocumentName, DocumentQuery, HordeDocument, Newspiece
 
 namespace = Namespace("documents", description="What the operator has to say.", path="/v2")
 horde_document = build_answer_model(namespace, HordeDocument)
 newspiece = build_answer_model(namespace, Newspiece)
 
-type Details = dict[str, Any]
+type Details = JsonObject
 
 
 def answer_document(name: DocumentName) -> Details:

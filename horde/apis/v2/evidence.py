@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """The evidence of prompts that were refused or reported, and notes on it."""
 
-from typing import Any
-
 from flask_restx import Api, Namespace, Resource
 
 from horde.actions import evidence
@@ -10,6 +8,7 @@ from horde.apis.bodies import read_body, read_query
 from horde.apis.requests import require_api_key
 from horde.apis.responses import PRIVATE
 from horde.apis.swagger import build_answer_model, build_body_model, build_query_params
+from horde.json_text import JsonObject
 from horde.limiter import limit_evidence_note, limit_evidence_read
 from horde.shapes.evidence import EvidenceEvent, EvidenceNote, EvidenceNoteInput, EvidenceQuery
 
@@ -20,7 +19,7 @@ note_input = build_body_model(namespace, EvidenceNoteInput)
 
 REQUIRED_KEY = {"apikey": {"in": "header", "required": True}}
 
-type Details = dict[str, Any]
+type Details = JsonObject
 
 
 @namespace.route("/prompts")

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """The filter routes: the moderators' rules for prompts."""
 
-from typing import Any
-
 from flask_restx import Api, Namespace, Resource
 
 from horde.actions import filters
@@ -10,6 +8,7 @@ from horde.apis.bodies import read_body, read_query
 from horde.apis.requests import require_api_key
 from horde.apis.responses import PRIVATE
 from horde.apis.swagger import build_answer_model, build_body_model, build_query_params
+from horde.json_text import JsonObject
 from horde.shapes.base import ReasonQuery, SimpleResponse
 from horde.shapes.filters import (
     FilterDetails,
@@ -33,7 +32,7 @@ tried_prompt = build_body_model(namespace, TriedPrompt)
 
 REQUIRED_KEY = {"apikey": {"in": "header", "required": True}}
 
-type Details = dict[str, Any]
+type Details = JsonObject
 type Private[T] = tuple[T, int, dict[str, str]]
 
 

@@ -6,7 +6,6 @@ neighbours. Source: docs/reference/text_requests.md and docs/reference/chat_requ
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from flask_restx import Api, Namespace, Resource
 
@@ -45,6 +44,7 @@ from horde.classes.kobold.text_request import (
     parse_text_request,
 )
 from horde.clock import utcnow
+from horde.json_text import JsonObject
 from horde.limiter import (
     count_refused_progress,
     exempt_from_limits,
@@ -109,7 +109,7 @@ class TextAsyncGenerate(Resource):
     @namespace.response(200, "Dry run", quote)
     @document_refusals(namespace, *BODY_REFUSALS, 401, 403, 404)
     @limit_text_submit
-    def post(self) -> tuple[Mapping[str, Any], int]:
+    def post(self) -> tuple[Mapping[str, object], int]:
         """Queue a text request. 202 {id, kudos, message?}; 200 {kudos, resolved} for a dry run."""
         text = parse_text_request(read_json_object())
         return answer_queued(queue_text(text, build_request_context()))
@@ -127,7 +127,7 @@ def build_request_context() -> RequestContext:
     )
 
 
-def answer_queued(queued: Queued) -> tuple[Mapping[str, Any], int]:
+def answer_queued(queued: Queued) -> tuple[Mapping[str, object], int]:
     """202 for a new request, 200 for a dry run and a repeated operation key."""
     return queued.body, 202 if queued.is_new else 200
 
@@ -151,7 +151,7 @@ class ChatAsyncGenerate(Resource):
     @namespace.response(200, "Dry run or repeated operation key", quote)
     @document_refusals(namespace, *BODY_REFUSALS, 401, 403, 404)
     @limit_chat_submit
-    def post(self) -> tuple[Mapping[str, Any], int]:
+    def post(self) -> tuple[Mapping[str, object], int]:
         """Queue a chat request. 202 {id, kudos, message?}; 200 for a dry run or a repeated
         operation key.
         """
@@ -172,14 +172,14 @@ class TextAsyncStatus(Resource):
     @namespace.response(200, "The status", text_status)
     @document_refusals(namespace, 404, 429, 503)
     @limit_status_read
-    def get(self, id: str) -> dict[str, Any]:  # noqa: A002 (the path's own name)
+    def get(self, id: str) -> JsonObject:  # noqa: A002 (the path's own name)
         """The status with every finished generation."""
         return show_request_status(id, get_config(), is_chat=False)
 
     @namespace.response(200, "The status", text_status)
     @document_refusals(namespace, 404, 429, 503)
     @limit_status_delete
-    def delete(self, id: str) -> dict[str, Any]:  # noqa: A002
+    def delete(self, id: str) -> JsonObject:  # noqa: A002
         """Cancel; 200 with the status before the cancel."""
         return cancel_request(id, get_config(), is_chat=False)
 
@@ -192,7 +192,7 @@ class TextAsyncRequest(Resource):
     @namespace.response(200, "The request", sent_text_request)
     @document_refusals(namespace, 400, 401, 403, 404, 429, 503)
     @limit_status_read
-    def get(self, id: str) -> tuple[dict[str, Any], int, dict[str, str]]:  # noqa: A002
+    def get(self, id: str) -> tuple[JsonObject, int, dict[str, str]]:  # noqa: A002
         """The request in the shape of its submission, with the prompt as it was sent."""
         sent = read_sent_request(id, require_api_key())
         return sent, 200, {"Cache-Control": "private, no-store"}
@@ -205,14 +205,14 @@ class ChatAsyncStatus(Resource):
     @namespace.response(200, "The status", chat_status)
     @document_refusals(namespace, 404, 429, 503)
     @limit_status_read
-    def get(self, id: str) -> dict[str, Any]:  # noqa: A002
+    def get(self, id: str) -> JsonObject:  # noqa: A002
         """The status with every finished generation and its structured reply."""
         return show_request_status(id, get_config(), is_chat=True)
 
     @namespace.response(200, "The status", chat_status)
     @document_refusals(namespace, 404, 429, 503)
     @limit_status_delete
-    def delete(self, id: str) -> dict[str, Any]:  # noqa: A002
+    def delete(self, id: str) -> JsonObject:  # noqa: A002
         """Cancel, as text."""
         return cancel_request(id, get_config(), is_chat=True)
 
@@ -226,7 +226,7 @@ class TextJobPop(Resource):
     @namespace.response(200, "A job or nothing", popped)
     @document_refusals(namespace, *BODY_REFUSALS, 401, 403)
     @limit_pop
-    def post(self) -> tuple[dict[str, Any], int, dict[str, str]]:
+    def post(self) -> tuple[JsonObject, int, dict[str, str]]:
         """A job, or the body of an idle pop; 403 for a worker in maintenance without a job of its
         owner.
         """
@@ -258,7 +258,7 @@ class TextJobSubmit(Resource):
     @namespace.response(200, "Stored", submitted)
     @document_refusals(namespace, *BODY_REFUSALS, 401, 403, 404)
     @limit_submit
-    def post(self) -> dict[str, Any]:
+    def post(self) -> JsonObject:
         """Store a reply or a fault; 200 {reward}."""
         raw_body = read_json_object(replace_unstorable_characters=True)
         submit = Submit(
@@ -282,7 +282,7 @@ class TextJobProgress(Resource):
     @namespace.response(200, "Accepted", progress_accepted)
     @document_refusals(namespace, *BODY_REFUSALS, 403, 404, 409)
     @exempt_from_limits
-    def post(self) -> dict[str, Any]:
+    def post(self) -> JsonObject:
         """Append to the request's stream; 200 {accepted_seq, cancelled}. The lease alone tells who
         may post.
         """

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """The kudos routes: gifts and awards."""
 
-from typing import Any
-
 from flask import request
 from flask_restx import Api, Namespace, Resource
 
@@ -10,6 +8,7 @@ from horde.actions.kudos import award_kudos, transfer_kudos
 from horde.apis.bodies import read_body
 from horde.apis.requests import require_api_key
 from horde.apis.swagger import build_answer_model, build_body_model
+from horde.json_text import JsonObject
 from horde.limiter import limit_kudos_transfer
 from horde.shapes.kudos import (
     KudosAwarded,
@@ -32,7 +31,7 @@ IDEMPOTENCY_KEY = {
     }
 }
 
-type Details = dict[str, Any]
+type Details = JsonObject
 
 
 @namespace.route("/transfer")

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """What moderators do to the horde as a whole, and what was done."""
 
-from typing import Any
-
 from flask_restx import Api, Namespace, Resource
 
 from horde.actions import addresses
@@ -11,6 +9,7 @@ from horde.apis.bodies import read_body, read_query
 from horde.apis.requests import require_api_key
 from horde.apis.responses import PRIVATE
 from horde.apis.swagger import build_answer_model, build_body_model, build_query_params
+from horde.json_text import JsonObject
 from horde.shapes.acts import ActsQuery, ModeratorActDetails
 from horde.shapes.base import ReasonQuery, SimpleResponse
 from horde.shapes.operations import (
@@ -30,7 +29,7 @@ add_worker_timeout = build_body_model(namespace, AddWorkerTimeout)
 
 REQUIRED_KEY = {"apikey": {"in": "header", "required": True}}
 
-type Details = dict[str, Any]
+type Details = JsonObject
 type Private[T] = tuple[T, int, dict[str, str]]
 
 

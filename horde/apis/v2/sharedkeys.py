@@ -4,8 +4,6 @@
 Source: docs/reference/accounts.md, "Shared keys".
 """
 
-from typing import Any
-
 from flask_restx import Api, Namespace, Resource
 
 from horde.actions.sharedkeys import (
@@ -17,6 +15,7 @@ from horde.actions.sharedkeys import (
 from horde.apis.bodies import read_body
 from horde.apis.requests import require_api_key
 from horde.apis.swagger import build_answer_model, build_body_model
+from horde.json_text import JsonObject
 from horde.limiter import limit_sharedkey_create
 from horde.shapes.base import SimpleResponse
 from horde.shapes.sharedkeys import SharedKeyDetails, SharedKeyInput
@@ -30,7 +29,7 @@ deleted = build_answer_model(namespace, SimpleResponse)
 
 REQUIRED_KEY = {"apikey": {"in": "header", "required": True}}
 
-type Details = dict[str, Any]
+type Details = JsonObject
 
 
 @namespace.route("")

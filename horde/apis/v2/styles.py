@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """The routes of styles for text and of collections."""
 
-from typing import Any
-
 from flask_restx import Api, Namespace, Resource
 
 from horde.actions import collections, styles
 from horde.apis.bodies import read_body, read_query
 from horde.apis.requests import require_api_key
 from horde.apis.swagger import build_answer_model, build_body_model, build_query_params
+from horde.json_text import JsonObject
 from horde.limiter import exempt_from_limits, limit_style_change, limit_style_create
 from horde.shapes.base import ReasonQuery, SimpleResponse
 from horde.shapes.styles import (
@@ -42,7 +41,7 @@ BAD_STYLE = (
     " StylePromptFieldInvalid, StylePromptMissingVars, and the codes of a request's params"
 )
 
-type Details = dict[str, Any]
+type Details = JsonObject
 
 
 @namespace.route("/styles/text")

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """The team routes."""
 
-from typing import Any
-
 from flask_restx import Api, Namespace, Resource
 
 from horde.actions import teams
 from horde.apis.bodies import read_body, read_query
 from horde.apis.requests import find_api_key, require_api_key
 from horde.apis.swagger import build_answer_model, build_body_model, build_query_params
+from horde.json_text import JsonObject
 from horde.limiter import limit_team
 from horde.shapes.base import ReasonQuery
 from horde.shapes.teams import (
@@ -30,7 +29,7 @@ team_details = build_answer_model(namespace, TeamDetails)
 REQUIRED_KEY = {"apikey": {"in": "header", "required": True}}
 BAD_TEXTS = "BadRequest, ProfaneTeamInfo, ProfaneTeamName, TeamNameAlreadyExists"
 
-type Details = dict[str, Any]
+type Details = JsonObject
 
 
 @namespace.route("")

@@ -2,7 +2,6 @@
 """The account routes: lists, who a key belongs to, what an account is, and its changes."""
 
 from ipaddress import ip_address
-from typing import Any
 
 from flask import request
 from flask_restx import Api, Namespace, Resource
@@ -14,6 +13,7 @@ from horde.apis.bodies import read_body, read_query
 from horde.apis.requests import find_api_key, get_config, require_api_key
 from horde.apis.swagger import build_answer_model, build_body_model, build_query_params
 from horde.exceptions import Forbidden, NotFound
+from horde.json_text import JsonObject
 from horde.limiter import limit_user, limit_user_list
 from horde.shapes.base import ReasonQuery, SimpleResponse
 from horde.shapes.users import (
@@ -39,7 +39,7 @@ OPTIONAL_KEY = {
 }
 REQUIRED_KEY = {"apikey": {"in": "header", "required": True}}
 
-type Details = dict[str, Any]
+type Details = JsonObject
 
 
 @namespace.route("/find_user")

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """The routes of messages to workers."""
 
-from typing import Any
-
 from flask_restx import Api, Namespace, Resource
 
 from horde.actions import worker_messages
 from horde.apis.bodies import read_body, read_query
 from horde.apis.requests import require_api_key
 from horde.apis.swagger import build_answer_model, build_body_model, build_query_params
+from horde.json_text import JsonObject
 from horde.shapes.base import ReasonQuery, SimpleResponse
 from horde.shapes.worker_messages import (
     PostedWorkerMessage,
@@ -27,7 +26,7 @@ simple_response = build_answer_model(namespace, SimpleResponse)
 
 REQUIRED_KEY = {"apikey": {"in": "header", "required": True}}
 
-type Details = dict[str, Any]
+type Details = JsonObject
 
 
 @namespace.route("")

@@ -3,7 +3,6 @@
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
 from uuid import UUID
 
 from sqlalchemy import BigInteger, Boolean, DateTime, ForeignKey, Index, Integer, String, Uuid
@@ -26,7 +25,7 @@ class ModeratorAct(Base):
     action: Mapped[str] = mapped_column(String(40), index=True)
     subject: Mapped[str] = mapped_column(String(255), index=True)
     reason: Mapped[str | None] = mapped_column(String(500))
-    details: Mapped[dict[str, Any]] = mapped_column(JSONB, default=dict)
+    details: Mapped[dict[str, object]] = mapped_column(JSONB, default=dict)
 
 
 class ModerationReason(StrEnum):
@@ -70,7 +69,7 @@ class ModerationEvent(Base):
     text_state: Mapped[str] = mapped_column(String(16))
     text_changed: Mapped[datetime] = mapped_column(DateTime)
     object_id: Mapped[UUID] = mapped_column(Uuid, unique=True, index=True)
-    prompts: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
+    prompts: Mapped[dict[str, object] | None] = mapped_column(JSONB(none_as_null=True))
 
 
 class ModerationNote(Base):

@@ -3,7 +3,6 @@
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 from uuid import UUID, uuid4
 
 from sqlalchemy import (
@@ -58,7 +57,7 @@ class ProcessingGeneration(Base):
     id: Mapped[UUID] = mapped_column(Uuid, primary_key=True, default=uuid4)
     procgen_type: Mapped[str] = mapped_column(String(30))
     generation: Mapped[str | None] = mapped_column(Text)
-    gen_metadata: Mapped[list[dict[str, Any]] | None] = mapped_column(JSONB(none_as_null=True))
+    gen_metadata: Mapped[list[dict[str, object]] | None] = mapped_column(JSONB(none_as_null=True))
     model: Mapped[str] = mapped_column(String(255), default="")
     seed: Mapped[int] = mapped_column(BigInteger, default=0)
     start_time: Mapped[datetime] = mapped_column(DateTime, default=utcnow)

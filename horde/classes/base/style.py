@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Final
+from typing import Final, NotRequired, TypedDict, cast
 from uuid import UUID, uuid4
 
 from sqlalchemy import (
@@ -25,6 +25,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from horde.clock import utcnow
 from horde.db import Base
+from horde.shapes.text_params import TextParams
 
 PROMPT_FIELD: Final = "p"
 RESERVED_FIELDS: Final = frozenset({PROMPT_FIELD, "np"})
@@ -36,6 +37,22 @@ DECIDED_BY_REQUEST: Final = ("n", "max_length", "max_context_length")
 _FIELD: Final = re.compile(r"(?<!\{)\{([A-Za-z_][A-Za-z0-9_]{0,63})\}(?!\})")
 # What looks like a field of Python's format and is more or less than a name.
 _STRANGE_FIELD: Final = re.compile(r"(?<!\{)\{(?:|\d[^{}]*|[A-Za-z_]\w*[.\[!:][^{}\s]*)\}(?!\})")
+
+
+class StylePolicy(TypedDict, total=False):
+    """What requests may change of a style's params; `ceilings` are by param."""
+
+    override: str
+    overridable: list[str]
+    ceilings: dict[str, int]
+
+
+class DeclaredField(TypedDict):
+    """A field of the template that requests fill in."""
+
+    name: str
+    description: NotRequired[str]
+    required: NotRequired[bool]
 
 
 class Style(Base):
@@ -50,15 +67,15 @@ class Style(Base):
     name: Mapped[str] = mapped_column(String(100), index=True)
     info: Mapped[str | None] = mapped_column(String(1000))
     prompt: Mapped[str] = mapped_column(Text)
-    params: Mapped[dict[str, Any]] = mapped_column(JSONB, default=dict)
+    params: Mapped[TextParams] = mapped_column(JSONB, default=dict)
     public: Mapped[bool] = mapped_column(Boolean, default=True)
     nsfw: Mapped[bool] = mapped_column(Boolean, default=False)
     use_count: Mapped[int] = mapped_column(Integer, default=0)
     sharedkey_id: Mapped[UUID | None] = mapped_column(
         ForeignKey("user_sharedkeys.id", ondelete="SET NULL"), index=True
     )
-    parameter_policy: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
-    template_fields: Mapped[list[dict[str, Any]] | None] = mapped_column(JSONB(none_as_null=True))
+    parameter_policy: Mapped[StylePolicy | None] = mapped_column(JSONB(none_as_null=True))
+    template_fields: Mapped[list[DeclaredField] | None] = mapped_column(JSONB(none_as_null=True))
     created: Mapped[datetime] = mapped_column(DateTime, default=utcnow)
     last_active: Mapped[datetime] = mapped_column(DateTime, default=utcnow)
 
@@ -185,12 +202,12 @@ def fill_template(template: str, prompt: str, fields: Mapping[str, str]) -> str:
 
 
 def merge_params(
-    style: Mapping[str, Any],
-    requested: Mapping[str, Any],
-    policy: Mapping[str, Any] | None,
+    style: TextParams,
+    requested: TextParams,
+    policy: StylePolicy | None,
     *,
     kept: Iterable[str],
-) -> dict[str, Any]:
+) -> TextParams:
     """The params of a request under a style: the style's, and of the request's what may be.
 
     `kept` are those the request decides wherever the style says nothing.
@@ -201,14 +218,14 @@ def merge_params(
         for key, value in requested.items()
         if key in overridable or (key in kept and key not in style)
     }
-    return {**style, **own}
+    return cast(TextParams, {**style, **own})
 
 
 def get_overridable(
-    requested: Sequence[str] | Mapping[str, Any], policy: Mapping[str, Any] | None
+    requested: Sequence[str] | TextParams, policy: StylePolicy | None
 ) -> frozenset[str]:
     """Those of the params that a request may replace."""
-    override = ParameterOverride((policy or {}).get("override", ParameterOverride.NONE))
+    override = ParameterOverride((policy or {}).get("override", "none"))
     if override is ParameterOverride.ALL:
         return frozenset(requested)
     if override is ParameterOverride.LISTED:
@@ -217,10 +234,12 @@ def get_overridable(
 
 
 def find_param_above_ceiling(
-    params: Mapping[str, Any], policy: Mapping[str, Any] | None
+    params: Mapping[str, object], policy: StylePolicy | None
 ) -> tuple[str, int] | None:
     """A param above the style's ceiling for it, with that ceiling; None when all keep within."""
-    ceilings: Mapping[str, int] = (policy or {}).get("ceilings") or {}
-    return next(
-        ((key, top) for key, top in ceilings.items() if key in params and params[key] > top), None
-    )
+    ceilings = (policy or {}).get("ceilings") or {}
+    for key, top in ceilings.items():
+        value = params.get(key)
+        if isinstance(value, int | float) and value > top:
+            return key, top
+    return None

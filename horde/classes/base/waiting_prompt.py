@@ -2,7 +2,6 @@
 """Requests: one row a submission, shared by every family of work."""
 
 from datetime import datetime, timedelta
-from typing import Any
 from uuid import UUID, uuid4
 
 from sqlalchemy import (
@@ -28,6 +27,7 @@ from sqlalchemy.sql.elements import Grouping
 from horde.classes.base.processing_generation import ProcessingGeneration
 from horde.clock import utcnow
 from horde.db import Base
+from horde.shapes.text_params import TextParams
 
 REQUEST_TTL = timedelta(minutes=20)
 FAULTED_GENERATIONS_LIMIT = 2  # more faulted jobs than this and the request is given up
@@ -54,8 +54,8 @@ class WaitingPrompt(Base):
     prompt: Mapped[str] = mapped_column(Text)
     submitted_prompt: Mapped[str | None] = mapped_column(Text, deferred=True)
     user_id: Mapped[int] = mapped_column(ForeignKey("users.id", ondelete="CASCADE"), index=True)
-    params: Mapped[dict[str, Any]] = mapped_column(JSONB, default=dict)
-    gen_payload: Mapped[dict[str, Any]] = mapped_column(JSONB, default=dict)
+    params: Mapped[TextParams] = mapped_column(JSONB, default=dict)
+    gen_payload: Mapped[TextParams] = mapped_column(JSONB, default=dict)
     nsfw: Mapped[bool] = mapped_column(Boolean, default=False)
     ipaddr: Mapped[str | None] = mapped_column(String(39))
     safe_ip: Mapped[bool] = mapped_column(Boolean, default=False)

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import partial
-from typing import Any
 from uuid import UUID
 
 from sqlalchemy import (
@@ -211,7 +210,7 @@ class TextProcessingGeneration(ProcessingGeneration):
     @staticmethod
     def get_submission_columns(
         submission: ChatSubmission, message: Reply, finish_reason: str
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """What one update writes of a verified chat reply: every column of it or, for a loser of
         the race, none.
         """

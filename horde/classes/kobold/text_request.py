@@ -6,7 +6,6 @@ Source: docs/reference/text_requests.md.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from horde.chat.context import grow_context
 from horde.chat_contract import MAX_CONTEXT_LENGTH
@@ -17,6 +16,7 @@ from horde.shapes.requests import TextContextFit, TextRequestBody
 from horde.shapes.text_params import (
     DEFAULT_MAX_CONTEXT_LENGTH,
     DEFAULT_TEXT_MAX_LENGTH,
+    TextParams,
     parse_text_params,
 )
 from horde.token_estimate import estimate_prompt_tokens, measure_text
@@ -33,26 +33,26 @@ class TextRequest:
     """
 
     body: TextRequestBody
-    params: dict[str, Any] = field(default_factory=dict)
+    params: TextParams = field(default_factory=TextParams)
     context_fit: TextContextFit = TextContextFit.IGNORE
 
     @property
     def n(self) -> int:
         """Generations asked for."""
-        return int(self.params.get("n", 1))
+        return self.params.get("n", 1)
 
     @property
     def max_length(self) -> int:
         """Tokens of output, or the default."""
-        return int(self.params.get("max_length", DEFAULT_TEXT_MAX_LENGTH))
+        return self.params.get("max_length", DEFAULT_TEXT_MAX_LENGTH)
 
     @property
     def max_context_length(self) -> int:
         """Tokens of context, or the default."""
-        return int(self.params.get("max_context_length", DEFAULT_MAX_CONTEXT_LENGTH))
+        return self.params.get("max_context_length", DEFAULT_MAX_CONTEXT_LENGTH)
 
 
-def parse_text_request(body: Mapping[str, Any]) -> TextRequest:
+def parse_text_request(body: Mapping[str, object]) -> TextRequest:
     """Validate a decoded body.
 
     Raises PayloadInvalid for its shape and its ranges, BadRequest for a `context_fit` that is none.

@@ -30,13 +30,13 @@ from sqlalchemy.sql.elements import Grouping
 
 from horde import object_deletes
 from horde.chat.flattening import count_image_parts
-from horde.chat.job import build_chat_job_payload, select_chat_transport
+from horde.chat.job import build_chat_job_payload, build_text_job_payload, select_chat_transport
 from horde.chat.stored_objects import (
     build_chat_messages_key,
     build_jpeg_url,
     replace_stored_images,
 )
-from horde.chat.wire import ChatExtras, Message
+from horde.chat.wire import ChatExtras, JobPayload, Message
 from horde.classes.base.kudos import APPENDING, Movements, build_posting_parameters
 from horde.classes.base.waiting_prompt import LIVE, QUEUE_RANK, WaitingPrompt
 from horde.classes.kobold.pricing import (
@@ -50,6 +50,7 @@ from horde.db import WrittenJson, table_of
 from horde.hot_session import keep
 from horde.json_text import survives_jsonb
 from horde.logger import get_logger
+from horde.shapes.text_params import TextParams
 
 logger = get_logger(__name__)
 
@@ -60,7 +61,7 @@ CHAT_MESSAGES_URL_SECONDS: Final = 120
 
 # What a text job's payload carries when the client did not say: the schema's defaults for these six
 # keys alone.
-TEXT_PAYLOAD_DEFAULTS: dict[str, Any] = {
+TEXT_PAYLOAD_DEFAULTS: TextParams = {
     "max_context_length": 2048,
     "max_length": 80,
     "min_p": 0.0,
@@ -120,7 +121,7 @@ class TextWaitingPrompt(WaitingPrompt):
     messages: Mapped[list[Message] | None] = mapped_column(JSONB(none_as_null=True), deferred=True)
     operation_key: Mapped[UUID | None] = mapped_column(Uuid)
     operation_fingerprint: Mapped[str | None] = mapped_column(CHAR(64))
-    context_adjustments: Mapped[list[dict[str, Any]] | None] = mapped_column(
+    context_adjustments: Mapped[list[dict[str, object]] | None] = mapped_column(
         JSONB(none_as_null=True)
     )
     chat_extras: Mapped[ChatExtras | None] = mapped_column(JSONB(none_as_null=True), deferred=True)
@@ -185,17 +186,22 @@ class TextWaitingPrompt(WaitingPrompt):
     @staticmethod
     def prepare_job_payload(
         *,
-        params: dict[str, Any],
+        params: TextParams,
         max_length: int,
         max_context_length: int,
-    ) -> dict[str, Any]:
+    ) -> TextParams:
         """What is stored of a job's payload when the request is made: the parameters with the
         validated lengths.
 
         The prompt or the messages join at the pop, from their own columns.
         """
-        payload = {key: value for key, value in params.items() if key != "n"}
-        return payload | {"max_length": max_length, "max_context_length": max_context_length}
+        payload: TextParams = {
+            **params,
+            "max_length": max_length,
+            "max_context_length": max_context_length,
+        }
+        payload.pop("n", None)
+        return payload
 
     def get_pop_payload(
         self,
@@ -203,14 +209,16 @@ class TextWaitingPrompt(WaitingPrompt):
         transport: ChatImageTransport | None = None,
         ttl_seconds: int = 0,
         store: ObjectStore | None = None,
-    ) -> dict[str, Any]:
+    ) -> JobPayload:
         """The payload a worker gets with a job of this request.
 
         With a transport it asks `store` for what lies there, so it has to run after the commit of
         the assignment. Raises StoreUnavailable then.
         """
         if not self.is_chat:
-            return TEXT_PAYLOAD_DEFAULTS | self.gen_payload | {"prompt": self.prompt, "n": 1}
+            return build_text_job_payload(
+                {**TEXT_PAYLOAD_DEFAULTS, **self.gen_payload}, self.prompt
+            )
         messages, messages_url = self.messages or [], None
         if transport is not None and store is not None:
             if transport is ChatImageTransport.MESSAGES_URL:
@@ -257,7 +265,7 @@ class TextWaitingPrompt(WaitingPrompt):
             is_offloaded=self.chat_messages_offloaded,
         )
 
-    def get_generation_assignment(self, worker: TextWorker) -> dict[str, Any]:
+    def get_generation_assignment(self, worker: TextWorker) -> dict[str, object]:
         """What a job remembers of the declaration it was assigned under, so that a later one does
         not redefine it.
         """
@@ -320,7 +328,7 @@ def select_as_sent(columns: Any, name: str) -> ColumnElement[Any]:
 
 def build_sent_columns(
     messages: Sequence[Message] | None, chat_extras: ChatExtras | None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The columns that hold what a client sent: jsonb for statements, and text where that changes
     the form.
     """

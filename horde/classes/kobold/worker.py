@@ -9,7 +9,6 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
 from uuid import UUID
 
 from horde_sdk.generation_parameters.text.chat_policy import ChatFeature, ChatLimitField
@@ -123,7 +122,7 @@ class EligibilityInputs:
 class CheckIn:
     """What a check-in writes to the worker's row."""
 
-    columns: dict[str, Any]
+    columns: dict[str, object]
     is_rewarded: bool
 
 
@@ -179,7 +178,7 @@ class TextWorker(Worker):
         at once, one counts the uptime. `limits` is the text max_length and max_context_length.
         """
         uptime, last_reward_uptime, is_rewarded = self._count_uptime(now)
-        columns: dict[str, Any] = {
+        columns: dict[str, object] = {
             "ipaddr": ipaddr,
             "bridge_agent": bridge_agent,
             "threads": threads,
@@ -204,7 +203,7 @@ class TextWorker(Worker):
         is_rewarded = uptime - self.last_reward_uptime > UPTIME_REWARD_SECONDS
         return uptime, uptime if is_rewarded else self.last_reward_uptime, is_rewarded
 
-    def take_chat_declaration(self, declaration: ChatDeclaration | None) -> dict[str, Any]:
+    def take_chat_declaration(self, declaration: ChatDeclaration | None) -> dict[str, object]:
         """Take what the pop declares, None withdrawing it all; the columns that change, none for a
         worker that repeats itself.
 
@@ -324,11 +323,11 @@ class TextWorker(Worker):
             return ChatRefusal(reason=SkipReason.LEASE_SPEED, largest_max_length=int(capacity))
         return None
 
-    def get_chat_details(self) -> dict[str, Any] | None:
+    def get_chat_details(self) -> dict[str, object] | None:
         """The declaration as worker details show it; None when the worker takes no chat jobs."""
         if not self.accepts_chat_jobs:
             return None
-        limits: dict[str, Any] = {
+        limits: dict[str, object] = {
             "max_context_length": self.chat_max_context_length,
             "max_length": self.chat_max_length,
         }
@@ -342,7 +341,7 @@ class TextWorker(Worker):
         }
 
 
-def _declaration_columns(declaration: ChatDeclaration | None) -> dict[str, Any]:
+def _declaration_columns(declaration: ChatDeclaration | None) -> dict[str, object]:
     if declaration is None:
         return {
             "accepts_chat_jobs": False,

@@ -182,7 +182,7 @@ def _build_editor(tool: JsonObject, kind: str, path: str) -> Function:
     commands = [*_EDITOR_COMMANDS, *(["undo_edit"] if kind == _OLDEST_EDITOR else [])]
     text = {"type": "string"}
     line_range = {"type": "array", "items": {"type": "integer"}}
-    schema = {
+    schema: JsonObject = {
         "type": "object",
         "properties": {
             "command": {"type": "string", "enum": commands},
