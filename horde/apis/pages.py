@@ -60,7 +60,7 @@ def wants_page() -> bool:
     """Whether a person asks with a browser, and not for a route of the API, which programs read
     whatever they say they accept.
     """
-    if request.path == "/api" or request.path.startswith("/api/"):
+    if f"{request.path}/".lower().startswith("/api/"):
         return False
     return request.accept_mimetypes.best_match((JSON_TYPE, HTML_TYPE)) == HTML_TYPE
 

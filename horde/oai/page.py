@@ -23,7 +23,7 @@ from horde.web.files import HEADERS, HTML_TYPE, KINDS, STATIC_FOLDER
 FOLDER: Final = Path(__file__).with_name("page")
 SHARED: Final = ("horde.css", "parts.js")
 SERVED: Final = (".css", ".js")
-PROGRAMS: Final = ("/v1", "/api", "/health", "/chat/completions", "/models")
+PROGRAMS: Final = ("/v1", "/api", "/health", "/chat/", "/models")
 ROOT: Final = "{root}"  # in the page of an unknown address: the way from there to the chat
 
 
@@ -69,8 +69,7 @@ def _build_handler(files: StaticFiles, name: str) -> Handler:
 
 def wants_page(scope: Scope, headers: Headers) -> bool:
     """Whether a person asks with a browser, at an address that no program takes for a route."""
-    path: str = scope["path"]
-    is_program = any(path == root or path.startswith(f"{root}/") for root in PROGRAMS)
+    is_program = scope["path"].lower().startswith(PROGRAMS)
     first_wish = headers.get("accept", "").partition(",")[0].partition(";")[0].strip()
     return scope["method"] == "GET" and not is_program and first_wish == HTML_TYPE
 

@@ -109,7 +109,7 @@ def test_a_mistyped_address_in_a_browser_is_a_page_with_the_way_to_the_chat(
         ("GET", path, "application/json, text/html"),
         ("POST", path, "text/html"),
         ("GET", "/v1/nope", "text/html"),
-        ("GET", "/api/v2/nope", "text/html"),
+        ("GET", "/API/v2/nope", "text/html"),
     ):
         refused = stack.call(method, other, headers={"accept": accept})
         assert (refused.status_code, get_error(refused)["code"]) == (404, "unknown_url"), other

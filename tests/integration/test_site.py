@@ -100,7 +100,7 @@ def test_every_page_offers_the_source(client: FlaskClient) -> None:
         ("/acount", "application/json, text/html", "application/json"),
         ("/acount", "", "application/json"),
         ("/api/v2/acount", BROWSER["Accept"], "application/json"),
-        ("/api/x", BROWSER["Accept"], "application/json"),
+        ("/API/x", BROWSER["Accept"], "application/json"),
     ],
 )
 def test_a_mistyped_address_is_a_page_in_a_browser_and_json_for_a_program(
