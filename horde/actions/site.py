@@ -2,6 +2,8 @@
 """What the pages for people show: the horde, its models and its workers."""
 
 import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from heapq import nlargest
 from typing import Any
@@ -37,7 +39,7 @@ class ModelLine:
 
     name: str
     kinds: tuple[str, ...]  # "text", "chat"
-    workers: int  # of either kind, those that do both counted once at most
+    workers: int  # of either kind, those out of maintenance
     speed: float  # tokens a second
     jobs: float
     eta: int  # seconds
@@ -79,7 +81,9 @@ def show_horde() -> HordeOverview:
     with reading() as session:
         totals, modes = get_totals(session, now), get_horde_modes(session)
         lines = list_model_lines(
-            get_model_figures(session, now), get_chat_model_offers(session, now)
+            get_model_figures(session, now),
+            get_chat_model_offers(session, now),
+            count_workers_by_model(list_online_workers(session)),
         )
     return HordeOverview(totals, modes, lines)
 
@@ -102,7 +106,7 @@ def find_model(name: str) -> ModelOverview | None:
         n=1,
     )
     return ModelOverview(
-        model=build_model_line(figures, offer, name),
+        model=build_model_line(figures, offer, name, count_workers_by_model(serving)[name]),
         offer=offer,
         price=round_quote(quote),
         workers=serving[:WORKERS_A_PAGE],
@@ -137,17 +141,27 @@ def list_online_workers(session: Session) -> list[Details]:
     return workers
 
 
+def count_workers_by_model(workers: Iterable[Details]) -> Counter[str]:
+    """How many workers serve each model, of those that take jobs."""
+    return Counter(
+        name for worker in workers if not worker["maintenance_mode"] for name in worker["models"]
+    )
+
+
 def build_model_line(
-    figures: ModelFigures | None, offer: ChatModelOffer | None, name: str
+    figures: ModelFigures | None, offer: ChatModelOffer | None, name: str, workers: int
 ) -> ModelLine:
-    """One model from what text and chat say about it."""
-    text_count = figures.count if figures is not None else 0
-    chat_count = offer.workers if offer is not None else 0
-    kinds = [kind for kind, count in (("text", text_count), ("chat", chat_count)) if count]
+    """One model from what text and chat say about it. The list of workers that was counted may be
+    half a minute older than the offer.
+    """
+    kinds = {
+        "text": figures is not None and figures.count > 0,
+        "chat": offer is not None and offer.workers > 0,
+    }
     return ModelLine(
         name=name,
-        kinds=tuple(kinds),
-        workers=max(text_count, chat_count),
+        kinds=tuple(kind for kind, is_served in kinds.items() if is_served),
+        workers=max(workers, offer.workers if offer is not None else 0),
         speed=figures.performance if figures is not None else 0.0,
         jobs=figures.jobs if figures is not None else 0.0,
         eta=figures.eta if figures is not None else 0,
@@ -155,9 +169,14 @@ def build_model_line(
 
 
 def list_model_lines(
-    figures: dict[str, ModelFigures], offers: dict[str, ChatModelOffer]
+    figures: Mapping[str, ModelFigures],
+    offers: Mapping[str, ChatModelOffer],
+    workers: Mapping[str, int],
 ) -> list[ModelLine]:
     """Every served model, those with the most workers first."""
     served = {name for name, model in figures.items() if model.is_served} | offers.keys()
-    lines = [build_model_line(figures.get(name), offers.get(name), name) for name in served]
+    lines = [
+        build_model_line(figures.get(name), offers.get(name), name, workers.get(name, 0))
+        for name in served
+    ]
     return sorted(lines, key=lambda line: (-line.workers, line.name.casefold()))

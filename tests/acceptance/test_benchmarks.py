@@ -47,6 +47,20 @@ def test_the_images_benchmark_decodes_two_at_a_time_at_most(service_urls: Servic
 
 
 @pytest.mark.slow
+def test_every_page_is_small_and_asks_the_database_thrice_at_most(
+    service_urls: ServiceAddresses,
+) -> None:
+    sizes = ("--users", "30", "--workers", "20", "--statistics", "50", "--calls", "1")
+    answer = run_benchmark(service_urls, "pages", "--json", *sizes)
+    assert answer.returncode == 0, answer.stderr
+    rows = json.loads(answer.stdout)["rows"]
+    assert {row["page"] for row in rows} >= {"start", "API", "account", "dashboard"}
+    for row in rows:
+        assert row["cached_statements"] <= 3, row
+        assert (row["first_load_kilobytes"] or 0) < 150, row
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [(), ("--chat",)])
 def test_the_queue_benchmark_prints_a_row_for_the_floor_and_each_filling(
     service_urls: ServiceAddresses, family: tuple[str, ...]

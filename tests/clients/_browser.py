@@ -10,10 +10,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from playwright.sync_api import Browser, ConsoleMessage, Page, Route, expect, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    ConsoleMessage,
+    Page,
+    Request,
+    Route,
+    expect,
+    sync_playwright,
+)
+
+from tests.acceptance._stack import wait_until
 
 WAIT_MILLISECONDS: Final = 60_000  # of a step, on a busy machine
-MOST_STOPS: Final = 200  # of the Tab key on one page
+MORNING: Final = "2030-06-03T08:00:00"  # of a page with a clock
+NOON: Final = "2030-06-03T12:00:00"
+MOST_STOPS: Final = 500  # of the Tab key on one page
 
 OPTIONS: Final = (
     "--no-zygote",
@@ -82,22 +94,33 @@ class Visit:
     """A page without anything stored by another one, and what it did so far.
 
     ``complaints``: uncaught errors, refusals of the page's policy and console errors, but for
-    answers that are errors. ``addresses``: everything it asked for, inlined data aside.
+    answers that are errors. ``addresses``: everything it asked for, inlined data aside. ``open``:
+    what is not answered yet.
     """
 
     page: Page
     complaints: list[str] = field(default_factory=list)
     addresses: list[str] = field(default_factory=list)
+    open: set[Request] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("console", self._note)
         self.page.on("request", lambda request: self.addresses.append(request.url))
+        self.page.on("request", lambda request: self.open.add(request))
+        for end in ("requestfinished", "requestfailed"):
+            self.page.on(end, lambda request: self.open.discard(request))  # type: ignore[call-overload]
 
     def _note(self, message: ConsoleMessage) -> None:
         is_answer = message.text.startswith("Failed to load resource")
         if message.type == "error" and not is_answer:
             self.complaints.append(message.text)
+
+    def pause(self) -> None:
+        """Let a page that draws itself anew rest, with all shown that it asked for."""
+        self.page.get_by_role("button", name="Pause updates").click()
+        wait_until(lambda: self.page.evaluate("true") and not self.open)
+        self.page.evaluate("new Promise((seen) => requestAnimationFrame(seen))")
 
     def list_paths(self, origin: str) -> set[str]:
         """What was asked of a server; an address of another one stays whole."""
@@ -121,8 +144,11 @@ class Visits:
         view: View = LAPTOP,
         scheme: Scheme = "light",
         route: Callable[[Route], None] | None = None,
+        clock: bool = False,
     ) -> Visit:
-        """Load a page; a route answers in place of a server."""
+        """Load a page; a route answers in place of a server. With a clock it begins in the
+        ``MORNING``, and the test may stop it at ``NOON``.
+        """
         context = self._browser.new_context(
             viewport={"width": view.width, "height": view.height},
             device_scale_factor=view.scale,
@@ -137,6 +163,8 @@ class Visits:
         self._all.append(visit)
         if route is not None:
             context.route("**/*", route)
+        if clock:
+            visit.page.clock.install(time=MORNING)
         visit.page.goto(url)
         return visit
 
@@ -150,11 +178,25 @@ class Visits:
             assert not elsewhere, elsewhere
 
 
-def list_barriers(page: Page, axe: str) -> list[str]:
+# All that axe knows in one scheme at each size, and the contrast in the other where most is shown.
+LOOKS: Final[tuple[tuple[str, Scheme, bool], ...]] = (
+    ("narrow", "dark", False),
+    ("phone", "light", False),
+    ("zoomed", "dark", False),
+    ("laptop", "light", False),
+    ("laptop", "dark", True),
+)
+
+
+def list_barriers(page: Page, axe: str, *, is_contrast_alone: bool = False) -> list[str]:
     """What axe calls serious or critical for people with disabilities: its rule and where."""
-    page.evaluate(axe)
+    if page.evaluate("typeof axe") == "undefined":
+        page.evaluate(axe)
+    rules = ["color-contrast"] if is_contrast_alone else None
     found: list[dict[str, Any]] = page.evaluate(
-        "axe.run(document, {resultTypes: ['violations']}).then((found) => found.violations)"
+        """(rules) => axe.run(document, {resultTypes: ['violations'], ...(rules && {runOnly: rules})})
+             .then((found) => found.violations)""",
+        rules,
     )
     return [
         f"{rule['id']}: {node['html']} {node['failureSummary']}"
@@ -169,6 +211,19 @@ def fits_in_width(page: Page) -> bool:
     size = page.viewport_size
     assert size
     return bool(page.evaluate("document.documentElement.scrollWidth") <= size["width"])
+
+
+def check_looks(page: Page, axe: str) -> None:
+    """A page that is loaded once, in every size and scheme: nothing is wider than the screen, and
+    nothing keeps people with disabilities out.
+    """
+    for name, scheme, is_contrast_alone in LOOKS:
+        view = VIEWS[name]
+        page.set_viewport_size({"width": view.width, "height": view.height})
+        page.emulate_media(color_scheme=scheme)
+        assert fits_in_width(page), (page.url, name)
+        barriers = list_barriers(page, axe, is_contrast_alone=is_contrast_alone)
+        assert barriers == [], (page.url, name, scheme)
 
 
 # To blur is not enough: the next stop would come after the element that had the focus.
@@ -189,20 +244,51 @@ STOP = """() => {
     hasRing: style.outlineStyle !== 'none' || style.boxShadow !== 'none',
   };
 }"""
+# What a mouse can use, and Tab did not stop at.
+LEFT_OUT = """() => [...document.querySelectorAll(
+    "a[href], button, input, select, textarea, summary, [tabindex='0'], [onclick]")]
+  .filter((each) => !each.wasStopAt && !each.disabled && each.type !== "file"
+    && each.checkVisibility({visibilityProperty: true, opacityProperty: true}))
+  .map((each) => each.outerHTML)"""
+
+
+def read_stop(page: Page) -> dict[str, Any] | None:
+    """What has the focus: it has to be seen, and to look different for that. None for nothing."""
+    stop: dict[str, Any] | None = page.evaluate(STOP)
+    if stop is not None:
+        assert stop["isSeen"], f"the focus cannot be seen: {stop['name']}"
+        assert stop["hasRing"], f"nothing shows the focus: {stop['name']}"
+    return stop
 
 
 def walk_by_keyboard(page: Page) -> list[str]:
-    """The names of what the Tab key stops at from the start of the page on, in order. Each stop has
-    to be seen, and to look different while it has the focus.
+    """The names of what the Tab key stops at from the start of the page on, in order: all that a
+    mouse can use.
     """
     page.evaluate(START)
     names: list[str] = []
     for _ in range(MOST_STOPS):
         page.keyboard.press("Tab")
-        stop = page.evaluate(STOP)
+        stop = read_stop(page)
         if stop is None or not stop["isFirstTime"]:
+            assert page.evaluate(LEFT_OUT) == []
             return names
-        assert stop["isSeen"], f"the focus cannot be seen: {stop['name']}"
-        assert stop["hasRing"], f"nothing shows the focus: {stop['name']}"
         names.append(stop["name"])
     raise AssertionError(f"no end after {MOST_STOPS} stops: {names}")
+
+
+def go_to(page: Page, name: str, *, key: str = "Tab") -> None:
+    """Press Tab, or Shift+Tab, until something of this name has the focus."""
+    for _ in range(MOST_STOPS):
+        page.keyboard.press(key)
+        stop = read_stop(page)
+        if stop is not None and stop["name"] == name:
+            return
+    raise AssertionError(f"Tab does not come to {name}")
+
+
+def get_focus(page: Page) -> str:
+    """The name of what has the focus, which has to be something that is seen."""
+    stop = read_stop(page)
+    assert stop is not None, "the focus was lost"
+    return str(stop["name"])

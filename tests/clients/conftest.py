@@ -29,6 +29,7 @@ from tests.acceptance._stack import (
     wait_until,
 )
 from tests.clients._browser import SCHEMES, VIEWS, Scheme, View, Visits, running_browser
+from tests.clients._people import People, make_people
 from tests.clients._worker import MODEL, AnsweringWorker, running_worker
 
 
@@ -114,6 +115,12 @@ def stack(
         client, owner = horde.create_account("client"), horde.create_account("owner")
         with running_worker(horde.api.url, owner.key) as worker:
             yield Stack(horde, front, client, worker)
+
+
+@pytest.fixture(scope="package")
+def people(stack: Stack) -> People:
+    """Who walks the pages."""
+    return make_people(stack.horde)
 
 
 @pytest.fixture(autouse=True)

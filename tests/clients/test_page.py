@@ -19,11 +19,12 @@ from tests.acceptance._stack import wait_until
 from tests.clients._browser import (
     LAPTOP,
     PHONE,
-    Scheme,
-    View,
+    VIEWS,
     Visit,
     Visits,
-    fits_in_width,
+    check_looks,
+    get_focus,
+    go_to,
     list_barriers,
     walk_by_keyboard,
 )
@@ -631,6 +632,47 @@ def test_somebody_without_a_mouse_reaches_everything(page: Page) -> None:
     assert wanted <= set(names)
 
 
+def test_a_conversation_is_renamed_and_deleted_by_keyboard_and_the_focus_stays(
+    page: Page,
+) -> None:
+    for text in ("The sky?", "The sea?"):
+        page.click("#new-chat")
+        ask_and_wait(page, text)
+    page.focus("#search")
+    go_to(page, "Rename The sea?")
+    page.keyboard.press("Enter")
+    page.keyboard.type("A name")
+    page.keyboard.press("Escape")
+    assert get_focus(page) == "Rename The sea?"
+    page.keyboard.press("Enter")
+    page.keyboard.press("ControlOrMeta+a")
+    page.keyboard.type("Tides")
+    page.keyboard.press("Enter")
+    assert get_focus(page) == "Rename Tides"
+    go_to(page, "Delete Tides")
+    page.keyboard.press("Enter")
+    assert get_focus(page) == "Delete The sky?"
+    page.keyboard.press("Enter")
+    expect(page.locator("#list li")).to_have_count(0)
+    assert get_focus(page) == "Search conversations"
+
+
+def test_whoever_takes_an_edit_or_the_settings_back_stays_where_they_were(page: Page) -> None:
+    ask_and_wait(page, "The sky?")
+    page.focus("#search")
+    go_to(page, "Edit")
+    page.keyboard.press("Enter")
+    page.keyboard.type(" And the sea?")
+    page.keyboard.press("Escape")
+    assert get_focus(page) == "Edit"
+    go_to(page, "Settings", key="Shift+Tab")
+    page.keyboard.press("Enter")
+    expect(page.locator("#settings")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.locator("#settings")).to_be_hidden()
+    assert get_focus(page) == "Settings"
+
+
 def test_a_phone_shows_the_model_and_finds_conversations_behind_a_button(
     visits: Visits, stack: Stack
 ) -> None:
@@ -647,26 +689,21 @@ def test_a_phone_shows_the_model_and_finds_conversations_behind_a_button(
 
 
 def test_the_page_suits_every_screen_and_scheme_and_keeps_nobody_out(
-    visits: Visits,
-    stack: Stack,
-    view: View,
-    scheme: Scheme,
-    axe: str,
-    monkeypatch: pytest.MonkeyPatch,
+    visits: Visits, stack: Stack, axe: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = open_chat(visits, stack, view=view, scheme=scheme).page
-    assert list_barriers(page, axe) == []
+    page = open_chat(visits, stack).page
+    check_looks(page, axe)
     monkeypatch.setattr("tests.clients._worker.PIECES", [MARKDOWN, "`" + "x" * 200 + "`"])
     ask_and_wait(page, "What is the sky like, when " + "x" * 200 + "?")
     ask_and_wait(page, "fail")
-    assert fits_in_width(page)
-    assert list_barriers(page, axe) == []
-    expect(page.locator("#send")).to_be_in_viewport()
+    check_looks(page, axe)
     page.click("#open-settings")
     page.click("#more summary")
-    assert fits_in_width(page)
-    assert list_barriers(page, axe) == []
+    check_looks(page, axe)
     page.keyboard.press("Escape")
-    if page.locator("#open-side").is_visible():
-        page.click("#open-side")
-        assert list_barriers(page, axe) == []
+    for view in VIEWS.values():
+        page.set_viewport_size({"width": view.width, "height": view.height})
+        expect(page.locator("#send")).to_be_in_viewport()
+    page.set_viewport_size({"width": PHONE.width, "height": PHONE.height})
+    page.click("#open-side")
+    assert list_barriers(page, axe) == []

@@ -3,159 +3,15 @@
 as a newcomer, the owner of an account and of a worker, and a moderator walk them.
 """
 
-from dataclasses import dataclass
-from typing import Any
-
-import httpx
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Route, expect
 
-from tests.acceptance._stack import Account
-from tests.clients._browser import (
-    LAPTOP,
-    VIEWS,
-    Scheme,
-    View,
-    Visit,
-    Visits,
-    fits_in_width,
-    list_barriers,
-)
-from tests.clients._worker import MODEL
+from tests.acceptance._stack import wait_until
+from tests.clients._browser import LAPTOP, NOON, Visit, Visits
+from tests.clients._people import People, open_account, open_dashboard, open_with_key
 from tests.clients.conftest import Stack
 
-MARKUP = "<img src=x onerror=name=1>"
-OWN_MODEL = f"owners/{MARKUP}"
-OPEN_PAGES = (
-    *("/", f"/models/{MODEL}", "/workers", "/teams", "/leaders", "/news", "/register"),
-    *("/terms", "/privacy", "/sponsors", "/api/"),
-)
-LOOKS = ((LAPTOP, "light"), (VIEWS["narrow"], "dark"))
-KEYED_PAGES = ("/account", "/dashboard")
-
-
-@dataclass(frozen=True)
-class People:
-    """Who looks at the pages, and what one of them owns: markup is in all that others can see."""
-
-    url: str
-    owner: Account
-    moderator: Account
-    worker_id: str
-    team_id: str
-
-    def call(self, account: Account, method: str, path: str, body: dict[str, Any]) -> Any:
-        """The answer of a route of the API, which has to be good."""
-        headers = {"apikey": account.key}
-        answer = httpx.request(method, f"{self.url}/api/v2{path}", json=body, headers=headers)
-        answer.raise_for_status()
-        return answer.json()
-
-
-@pytest.fixture(scope="module")
-def people(stack: Stack) -> People:
-    """An owner whose worker, team, messages and shared key bear markup, and a moderator."""
-    horde = stack.horde
-    owner, moderator = (horde.create_account(name) for name in (f"A {MARKUP}", "Mod"))
-    horde.commands.require("user", "role", str(moderator.id), "moderator")
-    people = People(horde.api.url.removesuffix("/api"), owner, moderator, "", "")
-    pop = {"name": f"Owned {MARKUP}", "models": [OWN_MODEL], "max_length": 512}
-    people.call(owner, "POST", "/generate/text/pop", pop | {"max_context_length": 2048})
-    (worker_id,) = horde.database.rows("SELECT id FROM workers WHERE user_id = %s", owner.id)[0]
-    team = people.call(owner, "POST", "/teams", {"name": "The night shift", "info": "By night"})
-    change = {"info": MARKUP, "team": team["id"]}
-    people.call(owner, "PUT", f"/workers/{worker_id}", change)
-    message = {"worker_id": str(worker_id), "message": MARKUP}
-    people.call(moderator, "POST", "/workers/messages", message)
-    people.call(owner, "PUT", "/sharedkeys", {"name": f"Key {MARKUP}", "kudos": 100, "expiry": 3})
-    rule = {"regex": MARKUP, "filter_type": 10, "description": MARKUP}
-    people.call(moderator, "PUT", "/filters", rule)
-    return People(people.url, owner, moderator, str(worker_id), team["id"])
-
-
-def open_with_key(visits: Visits, people: People, path: str, key: str, **options: Any) -> Visit:
-    """A page whose key was typed in and accepted."""
-    visit = visits.open(f"{people.url}{path}", **options)
-    visit.page.fill("#key", key)
-    visit.page.press("#key", "Enter")
-    expect(visit.page.locator("#signed-in")).to_be_visible()
-    expect(visit.page.locator("#sign-out")).to_be_visible()
-    return visit
-
-
-def open_account(visits: Visits, people: People, **options: Any) -> Page:
-    """The owner's account."""
-    return open_with_key(visits, people, "/account", people.owner.key, **options).page
-
-
-def open_dashboard(visits: Visits, people: People, **options: Any) -> Page:
-    """The dashboard with everything read."""
-    page = open_with_key(visits, people, "/dashboard", people.moderator.key, **options).page
-    expect(page.locator("#plots canvas").first).to_be_visible()
-    expect(page.locator("#workers")).to_contain_text("Owned")
-    return page
-
-
-def check_page(page: Page, axe: str) -> None:
-    """A page fits, has no barrier, and shows no markup of others as such."""
-    assert fits_in_width(page), page.url
-    assert list_barriers(page, axe) == [], page.url
-    assert page.locator("img").count() == 0, page.url
-    assert page.title() != "1"
-
-
-@pytest.mark.parametrize(("view", "scheme"), LOOKS)
-def test_a_page_for_everybody_fits_the_screen_and_has_no_barrier(
-    visits: Visits, people: People, view: View, scheme: Scheme, axe: str
-) -> None:
-    visit = visits.open(f"{people.url}/", view=view, scheme=scheme)
-    for path in (*OPEN_PAGES, f"/teams/{people.team_id}", *KEYED_PAGES):
-        visit.page.goto(f"{people.url}{path}")
-        check_page(visit.page, axe)
-
-
-@pytest.mark.parametrize(("view", "scheme"), LOOKS)
-def test_the_account_fits_the_screen_and_has_no_barrier(
-    visits: Visits, people: People, view: View, scheme: Scheme, axe: str
-) -> None:
-    page = open_account(visits, people, view=view, scheme=scheme)
-    expect(page.locator("#workers article")).to_have_count(1)
-    check_page(page, axe)
-
-
-@pytest.mark.parametrize(("view", "scheme"), LOOKS)
-def test_the_dashboard_fits_the_screen_and_has_no_barrier(
-    visits: Visits, people: People, view: View, scheme: Scheme, axe: str
-) -> None:
-    page = open_dashboard(visits, people, view=view, scheme=scheme)
-    for summary in page.locator("details > summary").all():
-        summary.click()
-    expect(page.locator("#filters")).to_contain_text("onerror")
-    expect(page.locator("#acts")).to_contain_text("filter.added")
-    check_page(page, axe)
-
-
 # A newcomer
-
-
-def test_a_newcomer_makes_an_account_by_keyboard_and_opens_it(
-    visits: Visits, people: People
-) -> None:
-    page = visits.open(f"{people.url}/").page
-    page.get_by_role("link", name="Create an account").press("Enter")
-    page.get_by_label("Name").fill("Newcomer")
-    page.keyboard.press("Enter")
-    expect(page.get_by_role("heading", level=1)).to_contain_text("Newcomer#")
-    key = page.locator(".key").inner_text()
-    page.get_by_role("link", name="Open your account").press("Enter")
-    page.get_by_label("Your key").fill(key)
-    page.keyboard.press("Enter")
-    expect(page.locator("#alias")).to_contain_text("Newcomer#")
-    assert key not in page.url
-    page.reload()
-    expect(page.locator("#alias")).to_contain_text("Newcomer#")  # the tab keeps the key
-    page.get_by_role("button", name="Sign out").press("Enter")
-    expect(page.get_by_label("Your key")).to_be_visible()
 
 
 def test_a_wrong_key_is_told_so_and_nothing_is_shown(visits: Visits, people: People) -> None:
@@ -191,8 +47,7 @@ def test_an_owner_makes_changes_and_revokes_a_shared_key(visits: Visits, people:
 
 
 def test_an_owner_gives_kudos_and_cancels_a_request(visits: Visits, people: People) -> None:
-    asked = {"prompt": "x", "params": {"max_length": 16}, "models": [OWN_MODEL]}
-    people.call(people.owner, "POST", "/generate/text/async", asked)
+    people.ask()
     page = open_account(visits, people)
     page.fill("#transfer-to", people.moderator.alias)
     page.fill("#transfer-amount", "5")
@@ -265,6 +120,75 @@ def test_the_dashboard_is_for_moderators(visits: Visits, people: People) -> None
     page.fill("#key", people.owner.key)
     page.press("#key", "Enter")
     expect(page.locator("#login-problem")).to_contain_text("Only a moderator can do this.")
+
+
+SET_HIDDEN = """(isHidden) => {
+  Object.defineProperty(document, "hidden", {value: isHidden, configurable: true});
+  document.dispatchEvent(new Event("visibilitychange"));
+}"""
+
+
+def count_polls(visit: Visit) -> int:
+    """How often the page asked for figures."""
+    visit.page.evaluate("1")  # what was asked for before is known then
+    return sum("/dashboard/" in address for address in visit.addresses)
+
+
+def wait_for_poll(visit: Visit) -> None:
+    """Let time pass until the page asks for figures. It does not while it waits for an answer."""
+    before = count_polls(visit)
+    wait_until(lambda: visit.page.clock.run_for(6_000) or count_polls(visit) > before)
+
+
+@pytest.mark.parametrize("how", ["paused", "hidden"])
+def test_a_dashboard_that_is_paused_or_hidden_asks_for_nothing(
+    visits: Visits, people: People, how: str
+) -> None:
+    visit = open_with_key(visits, people, "/dashboard", people.moderator.key, clock=True)
+    page, pause = visit.page, visit.page.get_by_role("button", name="Pause updates")
+    expect(page.locator("#plots canvas").first).to_be_visible()
+    page.clock.pause_at(NOON)
+    wait_for_poll(visit)
+    if how == "paused":
+        pause.click()
+        expect(pause).to_have_attribute("aria-pressed", "true")
+    else:
+        page.evaluate(SET_HIDDEN, True)
+    before = count_polls(visit)
+    page.clock.run_for(120_000)
+    assert count_polls(visit) == before
+    if how == "paused":
+        pause.click()
+    else:
+        page.evaluate(SET_HIDDEN, False)
+    wait_for_poll(visit)
+
+
+def test_a_page_that_cannot_reach_the_server_says_so_and_goes_on_when_it_can(
+    visits: Visits, people: People
+) -> None:
+    is_away = False
+
+    def serve(route: Route) -> None:
+        if is_away and "/dashboard/" in route.request.url:
+            route.abort()
+        else:
+            route.continue_()
+
+    visit = open_with_key(
+        visits, people, "/dashboard", people.moderator.key, clock=True, route=serve
+    )
+    page = visit.page
+    expect(page.locator("#plots canvas").first).to_be_visible()
+    page.clock.pause_at(NOON)
+    is_away = True
+    wait_for_poll(visit)
+    expect(page.locator("#stale")).to_have_text("Not up to date: The server cannot be reached.")
+    page.reload()
+    expect(page.locator("#login-problem")).to_have_text("The server cannot be reached.")
+    is_away = False
+    page.reload()  # the key was not at fault, so the tab still has it
+    expect(page.locator("#workers")).to_contain_text("Owned")
 
 
 # The API page

@@ -211,6 +211,18 @@ def test_files_of_the_pages_are_small_and_asked_for_once(client: FlaskClient) ->
         assert client.get(f"/pages/{name}").status_code in (400, 404)
 
 
+def test_a_model_is_shown_with_its_workers_and_not_with_their_threads(client: FlaskClient) -> None:
+    owner, _ = make_user()
+    for threads in (1, 4):
+        make_worker(owner, ("a/model",), threads=threads)
+    make_worker(owner, ("a/model",), maintenance=True)
+    for path in ("/", "/models/a/model"):
+        page = client.get(path).text
+        assert re.search(r'a/model</a></td>\s*<td>text</td>\s*<td class="number">2<', page) or (
+            "<dt>Workers</dt><dd>2</dd>" in page
+        )
+
+
 def test_models_of_text_and_chat_are_one_list(client: FlaskClient) -> None:
     figures = {
         "both": ModelFigures(name="both", is_served=True, count=3, performance=5.0, eta=7),
@@ -219,8 +231,9 @@ def test_models_of_text_and_chat_are_one_list(client: FlaskClient) -> None:
     offer = ChatModelOffer(
         workers=2, max_context_length=4096, max_length=512, features=("tools",), created=None
     )
-    assert list_model_lines(figures, {"both": offer, "chat": offer}) == [
-        ModelLine(name="both", kinds=("text", "chat"), workers=3, speed=5.0, jobs=0.0, eta=7),
+    lines = list_model_lines(figures, {"both": offer, "chat": offer}, {"both": 4})
+    assert lines == [
+        ModelLine(name="both", kinds=("text", "chat"), workers=4, speed=5.0, jobs=0.0, eta=7),
         ModelLine(name="chat", kinds=("chat",), workers=2, speed=0.0, jobs=0.0, eta=0),
     ]
 

@@ -4,6 +4,7 @@ import { nameConversation } from "./conversations.js";
 import { make, makeButton } from "./parts.js";
 import { describeCount } from "./models.js";
 
+const RENAME = 1; // of the buttons of a conversation
 const find = (id) => document.getElementById(id);
 
 export class ConversationList {
@@ -18,8 +19,19 @@ export class ConversationList {
   }
 
   show() {
+    const focused = document.activeElement.closest("#list li");
+    const place = [...find("list").children].indexOf(focused);
+    const button = focused && [...focused.children].indexOf(document.activeElement);
     const found = this.store.search(find("search").value);
     find("list").replaceChildren(...found.map((conversation) => this.#makeItem(conversation)));
+    if (focused) this.#focus(focused.dataset.id, Math.max(0, button), place);
+  }
+
+  // The same conversation, or what stands where it stood: nobody loses their place in the list.
+  #focus(id, button, place) {
+    const items = [...find("list").children];
+    const item = items.find((each) => each.dataset.id === id) ?? items[place] ?? items.at(-1);
+    (item?.children[button] ?? find("search")).focus();
   }
 
   tell(text) {
@@ -35,7 +47,7 @@ export class ConversationList {
     const remove = makeButton("✕", () => this.#remove(conversation.id, name), "quiet");
     rename.setAttribute("aria-label", `Rename ${name}`);
     remove.setAttribute("aria-label", `Delete ${name}`);
-    const item = make("li", {}, open, rename, remove);
+    const item = make("li", { "data-id": conversation.id }, open, rename, remove);
     return item;
   }
 
@@ -46,16 +58,16 @@ export class ConversationList {
     const end = (isKept) => {
       if (isOver) return;
       isOver = true;
+      const hadFocus = document.activeElement === field;
       const conversation = this.store.get(id);
       if (isKept && conversation) this.store.put(Object.assign(conversation, { title: field.value.trim() }));
       this.show();
+      if (hadFocus) this.#focus(id, RENAME, 0);
     };
     field.addEventListener("keydown", (event) => {
-      if (event.key === "Enter") end(true);
-      if (event.key === "Escape") {
-        event.preventDefault();
-        end(false);
-      }
+      if (event.key !== "Enter" && event.key !== "Escape") return;
+      event.preventDefault(); // it would press the button that has the focus then
+      end(event.key === "Enter");
     });
     field.addEventListener("blur", () => end(true));
     item.replaceChildren(field);

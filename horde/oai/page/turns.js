@@ -185,6 +185,7 @@ export class ExchangeView {
     const restore = () => {
       this.showAsked();
       this.showActions();
+      this.element.querySelector(".turn-actions button").focus();
     };
     const resend = () => field.value.trim() && this.acts.edit(this.exchange, field.value.trim());
     field.addEventListener("keydown", (event) => {

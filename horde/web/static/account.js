@@ -3,7 +3,7 @@
 import {
   confirmTwice, draw, fillTable, formatFigure, formatNumber, formatSeconds, make, makeButton, redraw,
 } from "./parts.js";
-import { attempt, call, keepKey, startSession } from "./session.js";
+import { attempt, call, keepKey, say, startSession } from "./session.js";
 
 const REFRESH_SECONDS = 20;
 const DAYS = 14;
@@ -149,7 +149,7 @@ function describeFaults(faults) {
 
 function buildMessages(worker) {
   return worker.messages.map((note) => {
-    const item = make("li", {}, `${note.message} `, make("span", { text: `– ${note.origin}`, className: "hint" }));
+    const item = make("li", { dir: "auto" }, `${note.message} `, make("span", { text: `– ${note.origin}`, className: "hint" }));
     if (note.is_own) {
       const act = () => call(`/api/v2/workers/messages/${note.id}`, { method: "DELETE" });
       const drop = makeButton("Delete", () => attempt(act, "The message was deleted.", refresh), "small");
@@ -165,10 +165,10 @@ function buildMessageForm(worker) {
   const form = make("form", { className: "line" }, input, make("button", { text: "Send", type: "submit" }));
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    const body = { worker_id: worker.id, message: input.value };
-    input.value = "";
-    input.blur();
-    attempt(() => call("/api/v2/workers/messages", { method: "POST", body }), "The worker is told at its next pop.", refresh);
+    attempt(async () => {
+      await call("/api/v2/workers/messages", { method: "POST", body: { worker_id: worker.id, message: input.value } });
+      input.value = "";
+    }, "The worker is told at its next pop.", refresh);
   });
   return form;
 }
@@ -197,7 +197,7 @@ function buildWorker(worker) {
     attempt(() => call(`/api/v2/workers/${worker.id}`, { method: "DELETE" }), `${worker.name} was deleted.`, refresh));
   const messages = worker.messages.length ? [make("ul", { className: "notes" }, ...buildMessages(worker))] : [];
   return make("article", { className: "card" },
-    make("h3", { text: worker.name }), make("p", { text: state, className: `state ${kind}` }), list, ...messages,
+    make("h3", { text: worker.name, dir: "auto" }), make("p", { text: state, className: `state ${kind}` }), list, ...messages,
     buildMessageForm(worker), make("div", { className: "actions" }, toggle, ...(worker.is_online ? [] : [remove])));
 }
 
@@ -269,8 +269,12 @@ function give() {
 
 // Settings
 
+let shownSettings = null;
+
 function showSettings(settings) {
-  if (find("settings").contains(document.activeElement)) return; // somebody is changing them
+  const isSame = JSON.stringify(settings) === JSON.stringify(shownSettings);
+  if (isSame) return; // somebody may be changing them
+  shownSettings = settings;
   find("set-username").value = settings.username;
   find("set-contact").value = settings.contact ?? "";
   find("set-public_workers").checked = settings.public_workers;
@@ -283,13 +287,16 @@ function saveSettings() {
   if (name !== settings.username) changes.username = name;
   if (contact && contact !== settings.contact) changes.contact = contact;
   if (find("set-public_workers").checked !== settings.public_workers) changes.public_workers = find("set-public_workers").checked;
-  document.activeElement?.blur();
+  if (!Object.keys(changes).length) return say("There is nothing to save.");
   return attempt(() => call(`/api/v2/users/${account.id}`, { method: "PUT", body: changes }), "The settings were saved.", refresh);
 }
 
 function showDeletion(isDeleted) {
-  find("delete").hidden = isDeleted;
-  find("undelete").hidden = !isDeleted;
+  const [shown, hidden] = isDeleted ? ["undelete", "delete"] : ["delete", "undelete"];
+  const hadFocus = document.activeElement === find(hidden);
+  find(shown).hidden = false;
+  find(hidden).hidden = true;
+  if (hadFocus) find(shown).focus();
 }
 
 async function load() {
@@ -321,7 +328,10 @@ function onSubmit(id, act) {
 onSubmit("transfer", give);
 for (const id of ["transfer-to", "transfer-amount"]) find(id).addEventListener("input", () => (giftKey = null));
 onSubmit("share", saveShared);
-find("share-cancel").addEventListener("click", () => edit(null));
+find("share-cancel").addEventListener("click", () => {
+  edit(null);
+  find("share-name").focus(); // the button is gone
+});
 onSubmit("settings", saveSettings);
 confirmTwice(find("reset"), "Really: the old key stops working", () =>
   attempt(async () => {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: AGPL-3.0-or-later
 // The operator's dashboard: the moment every few seconds, figures over time more rarely.
-import { setUpOperations, showModes } from "./operate.js";
+import { beginMessage, setUpOperations, showModes } from "./operate.js";
 import { fillTable, formatBytes, formatFigure, formatNumber, formatSeconds, make, makeButton, redraw } from "./parts.js";
 import { buildPlot } from "./plots.js";
 import { attempt, call, startSession } from "./session.js";
@@ -80,11 +80,44 @@ function describeReasons(reasons) {
   return sorted.map(([reason, count]) => `${REASON_NAMES[reason] ?? reason} ${formatNumber(count)}`).join(", ") || "–";
 }
 
-function buildSwitch(worker, name, isOn, [on, off]) {
-  const act = () => call(`/api/v2/workers/${worker.id}`, { method: "PUT", body: { [name]: !isOn } });
-  const button = makeButton(isOn ? off : on, () => attempt(act, `${worker.name}: done.`, refresh));
-  button.setAttribute("aria-label", `${button.textContent} ${worker.name}`);
+function makeLabelled(text, worker, act) {
+  const button = makeButton(text, act, "small");
+  button.setAttribute("aria-label", `${text} ${worker.name}`);
   return button;
+}
+
+// What a moderator does with a worker; `after` shows it as it is then.
+function buildActs(worker, after) {
+  const change = (body, done) => attempt(() => call(`/api/v2/workers/${worker.id}`, { method: "PUT", body }), `${worker.name} ${done}`, after);
+  return make("div", { className: "actions" },
+    worker.maintenance
+      ? makeLabelled("End maintenance", worker, () => change({ maintenance: false }, "takes jobs again."))
+      : makeLabelled("Maintain", worker, () => change({ maintenance: true }, "is in maintenance.")),
+    worker.paused
+      ? makeLabelled("Unpause", worker, () => change({ paused: false }, "is paused no longer."))
+      : makeLabelled("Pause", worker, () => change({ paused: true }, "is paused.")),
+    makeLabelled("Message", worker, () => beginMessage(worker)));
+}
+
+function buildState(worker) {
+  const [text, kind] = worker.paused ? ["paused", "bad"] : worker.maintenance ? ["maintenance", "warn"]
+    : worker.isOffline ? ["offline", ""] : ["online", "good"];
+  return make("span", { text, className: `state ${kind}` });
+}
+
+function buildName(worker) {
+  return make("span", {}, make("bdi", { text: worker.name }), make("br"), make("span", { text: worker.owner, className: "hint" }));
+}
+
+// One that is not among the busiest, or offline.
+async function findWorker() {
+  const typed = find("worker-name").value.trim();
+  const isId = /^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/i.test(typed);
+  const found = await call(`/api/v2/workers/${isId ? "" : "name/"}${encodeURIComponent(typed)}`);
+  const worker = { ...found, maintenance: found.maintenance_mode, isOffline: !found.online, owner: [found.owner, found.ipaddr].filter(Boolean).join(", ") };
+  const row = [buildName(worker), buildState(worker), worker.models.join(", "), buildActs(worker, findWorker)];
+  find("worker-found-part").hidden = false;
+  redraw(find("worker-found"), () => fillTable(find("worker-found"), ["Worker", "State", "Models", ""].map((title) => ({ title })), [row], ""));
 }
 
 function showWorkers(workers, counts) {
@@ -93,19 +126,16 @@ function showWorkers(workers, counts) {
   find("worker-note").textContent += `${formatNumber(counts.maintenance)} in maintenance, ${formatNumber(counts.paused)} paused.`;
   const columns = [{ title: "Worker" }, { title: "State" }, { title: "Models" }, number("Jobs"), number("Tokens/s"), number("Replies"), number("Dropped"), { title: "Faults by reason" }, { title: "" }];
   const rows = workers.map((worker) => {
-    const state = worker.paused ? ["paused", "bad"] : worker.maintenance ? ["maintenance", "warn"] : ["online", "good"];
     return [
-      make("span", {}, worker.name, make("br"), make("span", { text: worker.owner, className: "hint" })),
-      make("span", { text: state[0], className: `state ${state[1]}` }),
+      buildName(worker),
+      buildState(worker),
       worker.models.join(", "),
       `${worker.processing}/${worker.threads}`,
       worker.speed === null ? "–" : formatNumber(worker.speed, 1),
       formatNumber(worker.fulfilments),
       formatNumber(worker.dropped),
       describeReasons(worker.faults),
-      make("div", { className: "actions" },
-        buildSwitch(worker, "maintenance", worker.maintenance, ["Maintain", "End maintenance"]),
-        buildSwitch(worker, "paused", worker.paused, ["Pause", "Unpause"])),
+      buildActs(worker, refresh),
     ];
   });
   redraw(find("workers"), () => fillTable(find("workers"), columns, rows, "No worker is online."));
@@ -157,6 +187,10 @@ for (const button of document.querySelectorAll("[data-window]")) {
     attempt(loadSeries, "");
   });
 }
+find("worker-find").addEventListener("submit", (event) => {
+  event.preventDefault();
+  attempt(findWorker, "");
+});
 find("plots").append(...PLOTS.map((plot) => plot.figure));
 const refresh = startSession({ load, seconds: MOMENT_SECONDS });
 setUpOperations(refresh);

@@ -72,9 +72,10 @@ export function formatBytes(bytes) {
 
 // The first press asks by the button's own words, the second acts; anything else takes it back.
 export function confirmTwice(button, question, act) {
-  const words = button.textContent;
+  const { textContent: words, ariaLabel: label } = button;
   const reset = () => {
     button.textContent = words;
+    button.ariaLabel = label;
     delete button.dataset.asked;
   };
   button.addEventListener("blur", reset);
@@ -85,22 +86,30 @@ export function confirmTwice(button, question, act) {
     } else {
       button.dataset.asked = "yes";
       button.textContent = question;
+      if (label) button.ariaLabel = `${question}: ${label}`;
     }
   });
 }
 
-// Draw a part anew, unless somebody writes or is being asked something in it. What has the focus
-// keeps it, being found again by its place.
+// Draw a part anew, unless something was written in it or it asks something. The focus stays at
+// its place; where nothing is left to focus, it goes to the region around.
 export function redraw(box, act) {
-  const focused = box.contains(document.activeElement) ? document.activeElement : null;
-  if (focused?.matches("input, select, textarea") || box.querySelector("[data-asked]")) return;
-  const list = () => [...box.querySelectorAll("a, button, input")];
-  const place = list().indexOf(focused);
+  const isWritten = [...box.querySelectorAll("input, textarea")].some((field) => field.value !== field.defaultValue);
+  if (isWritten || box.querySelector("[data-asked]")) return;
+  const list = () => [...box.querySelectorAll("a, button, input, textarea")];
+  const place = list().indexOf(document.activeElement);
   act();
-  if (place >= 0) list()[place]?.focus();
+  if (place < 0) return;
+  const left = list();
+  (left[place] ?? left.at(-1) ?? box.closest("[tabindex]"))?.focus();
 }
 
-export class Refusal extends Error {}
+export class Refusal extends Error {
+  constructor(message, status = null) {
+    super(message);
+    this.status = status;
+  }
+}
 
 // JSON of the API, asked with a key in a header.
 export async function ask(path, key, { method = "GET", body, headers: more = {} } = {}) {
@@ -115,7 +124,7 @@ export async function ask(path, key, { method = "GET", body, headers: more = {} 
   const answer = await response.json().catch(() => ({}));
   if (!response.ok) {
     const details = Object.entries(answer.errors ?? {}).map(([name, problem]) => `${name}: ${problem}`);
-    throw new Refusal([answer.message ?? `The server answered ${response.status}.`, ...details].join(" "));
+    throw new Refusal([answer.message ?? `The server answered ${response.status}.`, ...details].join(" "), response.status);
   }
   return answer;
 }

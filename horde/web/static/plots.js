@@ -40,6 +40,10 @@ export function buildPlot({ title, lines }) {
   }
 
   function build() {
+    if (!window.uPlot) { // it did not load: the figures are told all the same
+      box.replaceChildren(make("p", { text: "The plot could not be loaded.", className: "hint" }));
+      return;
+    }
     plot?.destroy();
     const grid = { stroke: readColour("plot-grid"), width: 1 };
     const axis = { stroke: readColour("plot-text"), grid, ticks: { show: false }, font: "12px system-ui" };

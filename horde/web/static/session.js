@@ -20,7 +20,13 @@ export function call(path, options) {
   return ask(path, key, options);
 }
 
+// A success is told for a while, a problem until something else is.
+const TOLD_MILLISECONDS = 20_000;
+let telling = null;
+
 export function say(text, isProblem = false) {
+  clearTimeout(telling);
+  if (text && !isProblem) telling = setTimeout(say, TOLD_MILLISECONDS, "");
   const said = find("said");
   said.textContent = text;
   said.className = isProblem ? "problem" : "done";
@@ -42,35 +48,56 @@ export async function attempt(act, done, after) {
     say(explain(error), true);
     isDone = false;
   }
-  await after?.();
+  try {
+    await after?.();
+  } catch (error) {
+    say(explain(error), true);
+  }
   return isDone;
 }
 
 // Show the page once `load` succeeds with a key, and load again every so many seconds while the
-// page is seen.
+// page is seen and nobody paused that. Returns what loads it now.
 export function startSession({ load, seconds }) {
+  const pause = find("pause");
   let timer = null;
-  let isLoading = false;
+  let loading = null;
+  let isWanted = false;
 
-  async function refresh() {
-    if (document.hidden || isLoading) return;
-    isLoading = true;
-    try {
-      await load();
-      find("stale").hidden = true;
-    } catch (error) {
-      find("stale").textContent = `Not up to date: ${explain(error)}`;
-      find("stale").hidden = false;
-    } finally {
-      isLoading = false;
+  async function loadWhileWanted() {
+    while (isWanted) {
+      isWanted = false;
+      try {
+        await load();
+        find("stale").hidden = true;
+      } catch (error) {
+        find("stale").textContent = `Not up to date: ${explain(error)}`;
+        find("stale").hidden = false;
+      }
     }
+    loading = null;
+  }
+
+  // What is being loaded may be older than what was just changed, so it is loaded once more then.
+  function refresh() {
+    isWanted = true;
+    loading ??= loadWhileWanted();
+    return loading;
+  }
+
+  function tick() {
+    if (!document.hidden && !loading && !isPaused()) refresh();
+  }
+
+  function isPaused() {
+    return pause.getAttribute("aria-pressed") === "true";
   }
 
   function show(isOpen) {
     find("login").hidden = isOpen;
     find("signed-in").hidden = !isOpen;
     clearInterval(timer);
-    if (isOpen) timer = setInterval(refresh, seconds * 1000);
+    if (isOpen) timer = setInterval(tick, seconds * 1000);
   }
 
   function refuse(text) {
@@ -79,31 +106,41 @@ export function startSession({ load, seconds }) {
     problem.hidden = !text;
   }
 
+  // A key that is refused is forgotten; one that could not be asked with may work after a reload.
   async function open() {
     try {
       show(true); // what is drawn measures the place it has
       await load();
       keepKey(key);
+      return true;
     } catch (error) {
-      sessionStorage.removeItem(STORED_KEY);
+      if ([401, 403].includes(error.status)) sessionStorage.removeItem(STORED_KEY);
       show(false);
       refuse(explain(error));
-      find("key").focus();
+      return false;
     }
   }
 
-  find("login").addEventListener("submit", (event) => {
+  find("login").addEventListener("submit", async (event) => {
     event.preventDefault();
-    key = find("key").value.trim();
-    find("key").value = "";
-    refuse(isKey(key) ? "" : "The key holds characters that no key has.");
-    if (isKey(key)) open();
+    const field = find("key");
+    const typed = field.value.trim();
+    refuse(isKey(typed) ? "" : "The key holds characters that no key has.");
+    if (!isKey(typed)) return;
+    key = typed;
+    const isOpen = await open();
+    if (isOpen) field.value = "";
+    (isOpen ? document.querySelector("h1") : field).focus(); // the form is gone, or asks again
   });
   find("sign-out").addEventListener("click", () => {
     sessionStorage.removeItem(STORED_KEY);
     location.reload();
   });
-  document.addEventListener("visibilitychange", () => find("signed-in").hidden || refresh());
+  pause.addEventListener("click", () => {
+    pause.setAttribute("aria-pressed", String(!isPaused()));
+    if (!isPaused()) refresh();
+  });
+  document.addEventListener("visibilitychange", () => find("signed-in").hidden || tick());
   if (isKey(key)) open();
   else show(false);
   return refresh;
