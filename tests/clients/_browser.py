@@ -108,8 +108,8 @@ class Visit:
         self.page.on("console", self._note)
         self.page.on("request", lambda request: self.addresses.append(request.url))
         self.page.on("request", lambda request: self.open.add(request))
-        for end in ("requestfinished", "requestfailed"):
-            self.page.on(end, lambda request: self.open.discard(request))  # type: ignore[call-overload]
+        self.page.on("requestfinished", lambda request: self.open.discard(request))
+        self.page.on("requestfailed", lambda request: self.open.discard(request))
 
     def _note(self, message: ConsoleMessage) -> None:
         is_answer = message.text.startswith("Failed to load resource")
@@ -194,7 +194,7 @@ def list_barriers(page: Page, axe: str, *, is_contrast_alone: bool = False) -> l
         page.evaluate(axe)
     rules = ["color-contrast"] if is_contrast_alone else None
     found: list[dict[str, Any]] = page.evaluate(
-        """(rules) => axe.run(document, {resultTypes: ['violations'], ...(rules && {runOnly: rules})})
+        """(runOnly) => axe.run(document, {resultTypes: ['violations'], ...(runOnly && {runOnly})})
              .then((found) => found.violations)""",
         rules,
     )

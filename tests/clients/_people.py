@@ -49,8 +49,8 @@ class People:
 
 
 def make_people(horde: Horde) -> People:
-    """An owner whose worker, team, messages and shared key bear markup, a moderator, and evidence of
-    a prompt of a flagged account, of which a rule leaves nothing.
+    """An owner whose worker, team, messages and shared key bear markup, a moderator, and evidence
+    of a prompt of a flagged account, of which a rule leaves nothing.
     """
     owner, moderator, flagged = (horde.create_account(name) for name in ("Owner", "Mod", "Flagged"))
     horde.commands.require("user", "role", str(moderator.id), "moderator")

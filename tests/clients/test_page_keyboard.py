@@ -33,8 +33,8 @@ def write(page: Page, name: str, text: str) -> None:
 def is_focus_in(page: Page, part: str) -> bool:
     """Whether something of a part has the focus, and shows it."""
     get_focus(page)
-    inside = f"(document.activeElement.closest('{part}') ?? document.activeElement.querySelector('{part}'))"
-    return bool(page.evaluate(f"{inside} !== null"))
+    is_there = "(part) => Boolean(focused.closest(part) ?? focused.querySelector(part))"
+    return bool(page.evaluate(is_there.replace("focused", "document.activeElement"), part))
 
 
 @pytest.mark.parametrize("path", OPEN_PAGES)
