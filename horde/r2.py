@@ -100,7 +100,7 @@ def is_configured() -> bool:
     return bool(_require_config().s3_endpoint)
 
 
-def is_left_alone() -> bool:
+def is_circuit_open() -> bool:
     """Whether a call would fail at once, since the store just failed; signing needs no store."""
     return state.get().breaker.is_open()
 

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from horde.database.job_faults import record_job_refusal
 from horde.database.request_endings import record_chat_refusal, record_chat_worker_fault
-from horde.database.text_jobs import JobFacts
+from horde.database.text_jobs import TextJob
 from horde.db import run_transaction
 from horde.exceptions import HordeError, ServiceUnavailable
 from horde.logger import get_logger
@@ -25,7 +25,7 @@ RECORDED_REFUSALS = frozenset(
 )
 
 
-def record_refusal(job: JobFacts, refused: HordeError) -> None:
+def record_refusal(job: TextJob, refused: HordeError) -> None:
     """Keep why a reply was refused, in a commit of its own before the refusal is sent. Best
     effort.
     """
@@ -40,7 +40,7 @@ def record_refusal(job: JobFacts, refused: HordeError) -> None:
     _write_quietly(write)
 
 
-def record_worker_fault(job: JobFacts, fault_reason: str | None) -> None:
+def record_worker_fault(job: TextJob, fault_reason: str | None) -> None:
     """Keep the sentence for a known reason before the fault is applied; a stored refusal is more
     specific.
     """

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from horde import clock
 from horde.actions.actors import By, require_actor
-from horde.actions.styles import check_info, check_name, delete_owned, require_author
+from horde.actions.styles import clean_info, clean_name, delete_owned, require_author
 from horde.classes.base.style import StyleCollection
 from horde.database import styles
 from horde.db import after_commit, run_transaction, transaction
@@ -54,8 +54,8 @@ def create_collection(by: By, body: CollectionInput) -> StyleModify:
             id=uuid4(),
             style_type=style_type,
             user_id=author.id,
-            name=check_name(body.name),
-            info=None if body.info is None else check_info(body.info),
+            name=clean_name(body.name),
+            info=None if body.info is None else clean_info(body.info),
             public=body.public,
             use_count=0,
             created=now,
@@ -87,9 +87,9 @@ def change_collection(by: By, collection_id: str, body: CollectionPatch) -> Styl
             members, collection.style_type = _require_one_type(session, body.styles)
             styles.replace_members(session, collection.id, members)
         if body.name is not None:
-            collection.name = check_name(body.name)
+            collection.name = clean_name(body.name)
         if body.info is not None:
-            collection.info = check_info(body.info)
+            collection.info = clean_info(body.info)
         if body.public is not None:
             collection.public = body.public
         styles.save_named(session, collection)

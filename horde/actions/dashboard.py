@@ -134,7 +134,7 @@ def _describe_store() -> JsonObject:
     is_configured = r2.is_configured()
     return {
         "is_configured": is_configured,
-        "is_reachable": is_configured and not r2.is_left_alone(),
+        "is_reachable": is_configured and not r2.is_circuit_open(),
     }
 
 

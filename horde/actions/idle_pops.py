@@ -70,7 +70,7 @@ def begin_look(api_key: str, address: str, body: Mapping[str, object], models: l
     ]
     names += sorted({pop_epochs.build_model_mark(model) for model in named})
     # Before the marks: what this process hears of an account afterwards moves it.
-    own = (get_account_generation(), model_reference.get_version(), r2.is_left_alone())
+    own = (get_account_generation(), model_reference.get_version(), r2.is_circuit_open())
     marks = pop_epochs.read_marks(names)
     return Look(key, None if marks is None else (*own, *marks))
 

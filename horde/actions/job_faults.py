@@ -15,7 +15,7 @@ from horde.classes.kobold.processing_generation import (
 )
 from horde.database.job_faults import Fault, fault_job
 from horde.database.request_endings import record_chat_refusal
-from horde.database.text_jobs import JobFacts, find_job
+from horde.database.text_jobs import TextJob, find_job
 from horde.db import run_transaction
 from horde.exceptions import BadRequest
 from horde.logger import get_logger
@@ -26,14 +26,14 @@ logger = get_logger(__name__)
 UNREADABLE_INPUT = "The horde could not read the images of the request."
 
 
-def fault(job: JobFacts, *, is_raid: bool, now: datetime, fault_reason: str | None = None) -> float:
+def fault(job: TextJob, *, is_raid: bool, now: datetime, fault_reason: str | None = None) -> float:
     """End a job without a reply; 0, also for a job that was faulted before. Raises BadRequest for a
     completed one.
     """
     if job.is_completed:
         raise build_lost_refusal(job)
 
-    def work(session: Session) -> tuple[Fault, JobFacts | None]:
+    def work(session: Session) -> tuple[Fault, TextJob | None]:
         outcome = fault_job(session, job, is_raid=is_raid, now=now, fault_reason=fault_reason)
         return outcome, None if outcome.is_applied else find_job(session, job.id)
 
@@ -53,7 +53,7 @@ def name_fault_reason(fault_reason: str | None) -> str:
     return fault_reason if fault_reason in WORKER_FAULT_MESSAGES else "unknown"
 
 
-def build_lost_refusal(job: JobFacts) -> BadRequest:
+def build_lost_refusal(job: TextJob) -> BadRequest:
     """The refusal of a submit for a job that ended before, however it ended."""
     if job.is_completed:
         message = f"Processing generation '{job.id}' was already submitted."
@@ -70,7 +70,7 @@ def give_back_unreadable(job_id: UUID, now: datetime) -> None:
     against the worker.
     """
 
-    def work(session: Session) -> tuple[JobFacts, Fault] | None:
+    def work(session: Session) -> tuple[TextJob, Fault] | None:
         job = find_job(session, job_id)
         if job is None or not job.is_pending:
             return None
@@ -83,7 +83,7 @@ def give_back_unreadable(job_id: UUID, now: datetime) -> None:
         _report_fault(*ended)
 
 
-def _report_fault(job: JobFacts, outcome: Fault) -> None:
+def _report_fault(job: TextJob, outcome: Fault) -> None:
     logger.info(
         "horde.job_submit.faulted", extra={"job": str(job.id), "worker": str(job.worker_id)}
     )

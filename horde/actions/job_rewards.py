@@ -5,14 +5,14 @@ from decimal import Decimal
 
 from horde.classes.base.worker import is_backend_validated
 from horde.config import Config
-from horde.database.settlements import ModelFacts, compute_job_kudos
-from horde.database.text_jobs import JobFacts
+from horde.database.settlements import ServedModel, compute_job_kudos
+from horde.database.text_jobs import TextJob
 from horde.model_reference import get_text_model_multiplier, is_known_text_model
 
 
-def compute_reward(job: JobFacts, tokens: int, config: Config) -> Decimal:
+def compute_reward(job: TextJob, tokens: int, config: Config) -> Decimal:
     """Kudos of a reply of so many tokens to a job, by the model that served it."""
-    model = ModelFacts(
+    model = ServedModel(
         multiplier=get_text_model_multiplier(job.model),
         is_known=is_known_text_model(job.model),
         is_validated=is_backend_validated(job.bridge_agent, config.validated_backends),

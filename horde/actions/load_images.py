@@ -13,7 +13,7 @@ from horde.chat.image_urls import ImageRefused, is_web_url
 from horde.chat.images import (
     SubmittedImage,
     check_image_total,
-    check_total_of_data_urls,
+    measure_data_urls,
 )
 from horde.chat.stored_objects import build_chat_image_key, count_inlined_bytes
 from horde.chat.wire import Message
@@ -87,7 +87,7 @@ class _Reading:
 
     def __init__(self, images: Sequence[SubmittedImage], cap_bytes: int) -> None:
         self._cap_bytes = cap_bytes
-        self._total_bytes = check_total_of_data_urls(images, cap_bytes)
+        self._total_bytes = measure_data_urls(images, cap_bytes)
         self._fetch_seconds_left = FETCH_SECONDS_OF_A_REQUEST
 
     def read(self, image: SubmittedImage) -> bytes:

@@ -384,7 +384,7 @@ def read_queue(session: Session, pop: Pop, popping: PoppingWorker) -> ServableQu
             validated_backends=pop.config.validated_backends,
             minimum_speed=minimum_speed,
             now=pop.now,
-            is_store_away=r2.is_left_alone(),
+            is_store_away=r2.is_circuit_open(),
         )
 
     text_speed = get_minimum_text_speed(get_text_model_multiplier(models[0]))

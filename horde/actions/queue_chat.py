@@ -30,17 +30,17 @@ from horde.actions.queue_requests import (
     admit,
     build_accepted,
     check_limits,
-    check_maintenance,
-    check_submitter,
     compute_quote,
     reporting_rejected_prompts,
+    require_allowed_submitter,
+    require_open_horde,
     store,
     taking_back,
 )
 from horde.actions.store_objects import store_objects
 from horde.chat.context import SizedContext, size_chat_context
 from horde.chat.flattening import FlattenedChat, iter_message_texts
-from horde.chat.images import SubmittedImage, check_total_of_data_urls, list_kept_images
+from horde.chat.images import SubmittedImage, list_kept_images, measure_data_urls
 from horde.chat.job import build_stored_chat_extras
 from horde.chat.messages import rewrite_message_texts
 from horde.chat.request import ChatRequest
@@ -59,7 +59,7 @@ from horde.chat_contract import (
     ChatContextFit,
 )
 from horde.classes.kobold.waiting_prompt import OperationKeyClaim, TextWaitingPrompt
-from horde.classes.kobold.worker import TextRequestFacts
+from horde.classes.kobold.worker import RequestNeeds
 from horde.clock import utcnow
 from horde.config import Config
 from horde.database.functions import TextWorkerBounds, get_highest_text_worker_limits
@@ -107,8 +107,8 @@ def _queue(
         if claim is not None and claimed is not None:
             return answer_repeat(claimed, claim)
         check_admission(context.config)
-        is_raid = check_maintenance(session)
-        submitter = check_submitter(session, context, allow_downgrade=False, now=now)
+        is_raid = require_open_horde(session)
+        submitter = require_allowed_submitter(session, context, allow_downgrade=False, now=now)
         targeting = build_worker_targeting(chat.horde)
         worker_ids = require_worker_ids(session, targeting.worker_ids)
         check_limits(session, submitter, context, n=1, models=chat.models)
@@ -122,14 +122,14 @@ def _queue(
             max_context_length=sized.max_context_length,
         )
         images = list_kept_images(chat.messages, sized.messages)
-        facts = build_facts(
+        needs = build_needs(
             chat, sized, targeting, images, user_id=submitter.caller.id, worker_ids=worker_ids
         )
-        check_kudos_cap(chat, facts, len(images))
+        check_kudos_cap(chat, needs, len(images))
         stored = admit(
             session,
             submitter,
-            facts,
+            needs,
             n=1,
             image_count=len(images),
             allow_downgrade=False,
@@ -138,7 +138,7 @@ def _queue(
             now=now,
         )
         cap_bytes = get_image_total_cap(submitter)
-        check_total_of_data_urls(images, cap_bytes)
+        measure_data_urls(images, cap_bytes)
         if chat.horde.dry_run:
             return Queued(body=answer_dry_run(chat, sized, stored))
         content = build_content(chat, sized, stored.id, worker_ids)
@@ -239,12 +239,12 @@ def get_image_total_cap(submitter: Submitter) -> int:
     return MAX_CHAT_IMAGE_TOTAL_BYTES if is_generous else MAX_CHAT_IMAGE_TOTAL_BYTES_UNTRUSTED
 
 
-def check_kudos_cap(chat: ChatRequest, facts: TextRequestFacts, image_count: int) -> None:
+def check_kudos_cap(chat: ChatRequest, needs: RequestNeeds, image_count: int) -> None:
     """Refuse a request whose quote is above `horde.max_kudos`; equal is allowed."""
     cap = chat.horde.max_kudos
     if cap is None:
         return
-    quote = compute_quote(facts, 1, image_count)
+    quote = compute_quote(needs, 1, image_count)
     if quote > cap:
         message = (
             f"The request's kudos estimate at current pricing is {quote}, above its horde.max_kudos"
@@ -269,7 +269,7 @@ def count_adjustments(chat: ChatRequest, sized: SizedContext) -> None:
         metrics.text_context_fit.add(1, {"horde.outcome": "truncated", "horde.mode": mode})
 
 
-def build_facts(
+def build_needs(
     chat: ChatRequest,
     sized: SizedContext,
     targeting: ChatWorkerTargeting,
@@ -277,12 +277,12 @@ def build_facts(
     *,
     user_id: int,
     worker_ids: tuple[UUID, ...],
-) -> TextRequestFacts:
+) -> RequestNeeds:
     """What decides who may serve the request, after sizing: what dropped turns would have needed no
     longer counts.
     """
     kept = replace(chat, messages=list(sized.messages))
-    return TextRequestFacts(
+    return RequestNeeds(
         user_id=user_id,
         is_chat=True,
         models=chat.models,

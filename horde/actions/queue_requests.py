@@ -18,7 +18,7 @@ from horde.classes.kobold.waiting_prompt import (
     OperationKeyClaim,
     TextWaitingPrompt,
 )
-from horde.classes.kobold.worker import TextRequestFacts
+from horde.classes.kobold.worker import RequestNeeds
 from horde.config import Config
 from horde.database.addresses import check_address_timeout
 from horde.database.functions import (
@@ -104,7 +104,7 @@ class StoredRequest:
         return self.style is not None and self.style.author_id != payer_id
 
 
-def check_maintenance(session: Session) -> bool:
+def require_open_horde(session: Session) -> bool:
     """Refuse while the horde is in maintenance; True in a raid. Raises BadRequest."""
     modes = get_horde_modes(session)
     if modes.maintenance:
@@ -124,7 +124,7 @@ def trust_direct_address(submitter: Submitter, context: RequestContext) -> None:
         context.widen_limits()
 
 
-def check_submitter(
+def require_allowed_submitter(
     session: Session,
     context: RequestContext,
     *,
@@ -168,12 +168,12 @@ def check_limits(
     check_address_timeout(context.address, for_worker=False)
 
 
-def compute_quote(facts: TextRequestFacts, n: int, image_count: int = 0) -> int:
+def compute_quote(needs: RequestNeeds, n: int, image_count: int = 0) -> int:
     """The whole kudos a dry run answers and a 202 tells."""
     quote = TextWaitingPrompt.calculate_kudos(
-        max_length=facts.max_length,
-        max_context_length=facts.max_context_length,
-        models=list_model_figures(facts.models),
+        max_length=needs.max_length,
+        max_context_length=needs.max_context_length,
+        models=list_model_figures(needs.models),
         n=n,
         image_count=image_count,
     )
@@ -183,7 +183,7 @@ def compute_quote(facts: TextRequestFacts, n: int, image_count: int = 0) -> int:
 def admit(
     session: Session,
     submitter: Submitter,
-    facts: TextRequestFacts,
+    needs: RequestNeeds,
     *,
     n: int,
     image_count: int = 0,
@@ -197,16 +197,16 @@ def admit(
     """
     wp_id = uuid4()
 
-    def measure(request: TextRequestFacts) -> WorkerAvailability:
+    def measure(request: RequestNeeds) -> WorkerAvailability:
         return get_worker_availability_for_request(
             session, request, validated_backends=config.validated_backends, now=now
         )
 
-    availability = measure(facts)
+    availability = measure(needs)
     admission = admit_output(
         session,
         submitter,
-        facts,
+        needs,
         wp_id=wp_id,
         n=n,
         availability=availability,
@@ -215,9 +215,9 @@ def admit(
         config=config,
         now=now,
     )
-    if admission.facts != facts:  # lowered: other workers may serve it now
-        availability = measure(admission.facts)
-    quote = compute_quote(admission.facts, n, image_count)
+    if admission.needs != needs:  # lowered: other workers may serve it now
+        availability = measure(admission.needs)
+    quote = compute_quote(admission.needs, n, image_count)
     return StoredRequest(
         id=wp_id,
         quote=quote,
@@ -239,7 +239,7 @@ def store(
     submitter = stored.admission.submitter
     new = NewTextRequest(
         content=content,
-        facts=stored.admission.facts,
+        needs=stored.admission.needs,
         quote=stored.quote,
         ipaddr=context.address[:39],
         client_agent=context.client_agent[:MAX_CLIENT_AGENT_LENGTH],
@@ -297,8 +297,8 @@ def activate(stored: StoredRequest, *, claim: OperationKeyClaim | None, now: dat
     run = run_single_statement if is_alone else run_transaction
     if not run(work):  # the cleaner took the row for abandoned
         raise ServiceUnavailable("The request could not be queued. Try again.")
-    publish_text_work(build_text_work(stored.admission.facts, stored.count))
-    remember_availability(stored.id, stored.admission.facts, stored.availability)
+    publish_text_work(build_text_work(stored.admission.needs, stored.count))
+    remember_availability(stored.id, stored.admission.needs, stored.availability)
 
 
 def build_accepted(stored: StoredRequest, *, is_raid: bool) -> Queued:

@@ -18,9 +18,9 @@ from horde.actions.queue_requests import (
     admit,
     build_accepted,
     check_limits,
-    check_maintenance,
-    check_submitter,
     reporting_rejected_prompts,
+    require_allowed_submitter,
+    require_open_horde,
     store,
     taking_back,
 )
@@ -34,7 +34,7 @@ from horde.classes.kobold.text_request import (
     size_text_context,
 )
 from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
-from horde.classes.kobold.worker import TextRequestFacts
+from horde.classes.kobold.worker import RequestNeeds
 from horde.clock import utcnow
 from horde.database.functions import get_highest_text_worker_limits
 from horde.database.moderation import (
@@ -73,9 +73,9 @@ def _queue(text: TextRequest, context: RequestContext, now: datetime) -> Queued:
         submitted_prompt, style = text.body.prompt, find_style(session, text)
         text = apply_style(text, style)
         context_length = size_text_request(session, text, style, now)
-        is_raid = check_maintenance(session)
+        is_raid = require_open_horde(session)
         check_webhook(text)
-        submitter = check_submitter(
+        submitter = require_allowed_submitter(
             session,
             context,
             allow_downgrade=text.body.allow_downgrade,
@@ -93,7 +93,7 @@ def _queue(text: TextRequest, context: RequestContext, now: datetime) -> Queued:
             text.params, max_length=text.max_length, max_context_length=context_length
         )
         check_no_images(text)
-        facts = build_facts(
+        needs = build_needs(
             text,
             models,
             user_id=submitter.caller.id,
@@ -103,7 +103,7 @@ def _queue(text: TextRequest, context: RequestContext, now: datetime) -> Queued:
         stored = admit(
             session,
             submitter,
-            facts,
+            needs,
             n=text.n,
             allow_downgrade=text.body.allow_downgrade,
             is_dry_run=text.body.dry_run,
@@ -190,16 +190,16 @@ def check_no_images(text: TextRequest) -> None:
         )
 
 
-def build_facts(
+def build_needs(
     text: TextRequest,
     models: tuple[str, ...],
     *,
     user_id: int,
     worker_ids: tuple[UUID, ...],
     max_context_length: int,
-) -> TextRequestFacts:
+) -> RequestNeeds:
     """What decides which workers may serve the request."""
-    return TextRequestFacts(
+    return RequestNeeds(
         user_id=user_id,
         is_chat=False,
         models=models,
@@ -224,15 +224,15 @@ def build_content(
     """The row's content; `prompt` is as workers get it, and the lengths are those that were
     admitted.
     """
-    facts, soft = stored.admission.facts, text.body.softprompt
+    needs, soft = stored.admission.needs, text.body.softprompt
     return RequestContent(
         prompt=prompt,
         submitted_prompt=submitted_prompt,
         params=text.params,
         gen_payload=TextWaitingPrompt.prepare_job_payload(
             params=text.params,
-            max_length=facts.max_length,
-            max_context_length=facts.max_context_length,
+            max_length=needs.max_length,
+            max_context_length=needs.max_context_length,
         ),
         n=text.n,
         proxied_account=text.body.proxied_account,
@@ -247,16 +247,16 @@ def build_content(
 
 def answer_dry_run(text: TextRequest, prompt: str, stored: StoredRequest) -> RequestQuote:
     """The quote and the request as it would run."""
-    facts = stored.admission.facts
+    needs = stored.admission.needs
     params = TextWaitingPrompt.prepare_job_payload(
         params=text.params,
-        max_length=facts.max_length,
-        max_context_length=facts.max_context_length,
+        max_length=needs.max_length,
+        max_context_length=needs.max_context_length,
     )
     resolved: JsonObject = {
         "prompt": prompt,
         "params": params,
-        "models": list(facts.models),
+        "models": list(needs.models),
         "style": None if stored.style is None else stored.style.unique_name,
         "estimated_prompt_tokens": estimate_text_prompt_tokens(prompt),
         "context_fit": text.context_fit.value,

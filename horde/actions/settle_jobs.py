@@ -22,7 +22,7 @@ from horde.classes.kobold.speed_limits import is_unreasonably_fast
 from horde.config import Config
 from horde.database.settlements import Settlement, Submitted, settle_job, store_fake_reply
 from horde.database.suspects import suspect_worker
-from horde.database.text_jobs import JobFacts, find_job
+from horde.database.text_jobs import TextJob, find_job
 from horde.database.text_status import CSAM_METADATA, get_generation_state
 from horde.db import after_commit, reading, run_single_statement, run_transaction
 from horde.json_text import JsonObject
@@ -41,7 +41,7 @@ _JobLost = _JobLostError()
 
 
 def settle_or_refuse(
-    job: JobFacts,
+    job: TextJob,
     submitted: Submitted,
     *,
     dropped_tool_calls: int = 0,
@@ -59,7 +59,7 @@ def settle_or_refuse(
 
 
 def settle(
-    job: JobFacts, submitted: Submitted, *, dropped_tool_calls: int, config: Config, now: datetime
+    job: TextJob, submitted: Submitted, *, dropped_tool_calls: int, config: Config, now: datetime
 ) -> float:
     """Store a reply and pay for it, once, and tell whoever waits; the reward in kudos.
 
@@ -97,7 +97,7 @@ def settle(
     return float(kudos)
 
 
-def is_too_fast(job: JobFacts, submitted: Submitted, now: datetime) -> bool:
+def is_too_fast(job: TextJob, submitted: Submitted, now: datetime) -> bool:
     """Whether the reply came faster than its model can write."""
     return is_unreasonably_fast(
         generated_tokens=submitted.generated_tokens,
@@ -110,7 +110,7 @@ def is_too_fast(job: JobFacts, submitted: Submitted, now: datetime) -> bool:
 
 
 def _report_stored(
-    job: JobFacts,
+    job: TextJob,
     submitted: Submitted,
     settlement: Settlement,
     dropped_tool_calls: int,
@@ -130,7 +130,7 @@ def _report_stored(
         queue_webhook(job.webhook, build_webhook_body(job, submitted, settlement))
 
 
-def build_webhook_body(job: JobFacts, submitted: Submitted, settlement: Settlement) -> JsonObject:
+def build_webhook_body(job: TextJob, submitted: Submitted, settlement: Settlement) -> JsonObject:
     """What a webhook is told of a text generation: as on the status, with the ids and the worker's
     reward.
     """
@@ -149,7 +149,7 @@ def build_webhook_body(job: JobFacts, submitted: Submitted, settlement: Settleme
     }
 
 
-def _count_stored(job: JobFacts, submitted: Submitted, now: datetime) -> None:
+def _count_stored(job: TextJob, submitted: Submitted, now: datetime) -> None:
     tally.count(tally.DONE)
     tally.count(tally.TOKENS, submitted.generated_tokens)
     has_calls = bool((submitted.columns.get("message") or {}).get("tool_calls"))

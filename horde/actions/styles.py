@@ -123,10 +123,10 @@ def create_text_style(by: By, body: TextStyleInput) -> StyleModify:
             id=uuid4(),
             style_type=TEXT_TYPE,
             user_id=author.id,
-            name=check_name(body.name),
-            info=None if body.info is None else check_info(body.info),
+            name=clean_name(body.name),
+            info=None if body.info is None else clean_info(body.info),
             prompt=body.prompt,
-            params=_check_params(body.params or {}),
+            params=_clean_params(body.params or {}),
             public=body.public is not False,
             nsfw=body.nsfw is True,
             use_count=0,
@@ -137,8 +137,8 @@ def create_text_style(by: By, body: TextStyleInput) -> StyleModify:
         _attach_sharedkey(session, style, body.sharedkey)
         _check_contract(style)
         styles.save_named(session, style)
-        styles.replace_models(session, style.id, _check_models(body.models))
-        styles.replace_tags(session, style.id, check_tags(body.tags or []))
+        styles.replace_models(session, style.id, _drop_repeats(body.models))
+        styles.replace_tags(session, style.id, clean_tags(body.tags or []))
         after_commit(session, styles.forget_lists)
         return StyleModify(id=str(style.id))
 
@@ -166,9 +166,9 @@ def change_text_style(by: By, style_id: str, body: TextStylePatch) -> StyleModif
         _check_contract(style)
         styles.save_named(session, style)
         if body.models is not None:
-            styles.replace_models(session, style.id, _check_models(body.models))
+            styles.replace_models(session, style.id, _drop_repeats(body.models))
         if body.tags is not None:
-            styles.replace_tags(session, style.id, check_tags(body.tags))
+            styles.replace_tags(session, style.id, clean_tags(body.tags))
         after_commit(session, styles.forget_lists)
         return StyleModify(id=str(style.id))
 
@@ -226,7 +226,7 @@ def delete_owned(
     return SimpleResponse()
 
 
-def check_name(name: str) -> str:
+def clean_name(name: str) -> str:
     """The name as it is shown; raises BadRequest for one that cannot be."""
     name = clean_shown_text(name)
     if not name:
@@ -236,7 +236,7 @@ def check_name(name: str) -> str:
     return name
 
 
-def check_info(info: str) -> str:
+def clean_info(info: str) -> str:
     """The info as it is shown; raises BadRequest for one that cannot be."""
     info = clean_shown_text(info)
     if is_profane(info):
@@ -244,7 +244,7 @@ def check_info(info: str) -> str:
     return info
 
 
-def check_tags(tags: Sequence[str]) -> list[str]:
+def clean_tags(tags: Sequence[str]) -> list[str]:
     """The tags as they are shown, each once; raises BadRequest for one that cannot be."""
     cleaned = list(dict.fromkeys(filter(None, map(clean_shown_text, tags))))
     if any(map(is_profane, cleaned)):
@@ -257,13 +257,13 @@ def check_tags(tags: Sequence[str]) -> list[str]:
 
 def _apply_patch(session: Session, style: Style, body: TextStylePatch) -> None:
     if body.name is not None:
-        style.name = check_name(body.name)
+        style.name = clean_name(body.name)
     if body.info is not None:
-        style.info = check_info(body.info)
+        style.info = clean_info(body.info)
     if body.prompt is not None:
         style.prompt = body.prompt
     if body.params is not None:
-        style.params = _check_params(body.params)
+        style.params = _clean_params(body.params)
     if body.public is not None:
         style.public = body.public
     if body.nsfw is not None:
@@ -282,7 +282,7 @@ def _apply_contract(
         style.template_fields = cast(list[DeclaredField], declared) or None
 
 
-def _check_params(params: JsonObject) -> TextParams:
+def _clean_params(params: JsonObject) -> TextParams:
     """The params as stored: those of a text request, held to the same rules, without `n`."""
     parsed = parse_text_params({key: value for key, value in params.items() if key != "n"})
     lengths = {
@@ -300,7 +300,7 @@ def _check_params(params: JsonObject) -> TextParams:
     return parsed
 
 
-def _check_models(models: Sequence[str]) -> list[str]:
+def _drop_repeats(models: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(models))
 
 

@@ -32,7 +32,7 @@ from horde.config import Config
 from horde.database.settlements import Submitted
 from horde.database.stats import get_horde_modes
 from horde.database.text_admission import UNKNOWN_KEY
-from horde.database.text_jobs import JobFacts, find_job, show_fake_as_real
+from horde.database.text_jobs import TextJob, find_job, show_fake_as_real
 from horde.database.text_status import CSAM_METADATA
 from horde.database.users import Caller, find_caller
 from horde.database.workers import parse_id
@@ -86,7 +86,7 @@ def submit_job(submit: Submit) -> float:
     return submit_text(submit, job, is_raid=is_raid)
 
 
-def require_submittable(submit: Submit) -> tuple[JobFacts, bool]:
+def require_submittable(submit: Submit) -> tuple[TextJob, bool]:
     """The job of a submit and whether there is a raid; raises NotFound, Unauthorized or
     Forbidden.
     """
@@ -103,7 +103,7 @@ def require_submittable(submit: Submit) -> tuple[JobFacts, bool]:
     return show_fake_as_real(require_job(job, caller, job_id), submit.now), is_raid
 
 
-def require_job(job: JobFacts | None, caller: Caller | None, job_id: str) -> JobFacts:
+def require_job(job: TextJob | None, caller: Caller | None, job_id: str) -> TextJob:
     """The job of a submit in the hands of its worker's owner; raises NotFound or Forbidden."""
     if job is None:
         message = f"Processing generation '{job_id[:64]}' is unknown, or its request has expired."
@@ -114,7 +114,7 @@ def require_job(job: JobFacts | None, caller: Caller | None, job_id: str) -> Job
     return job
 
 
-def submit_text(submit: Submit, job: JobFacts, *, is_raid: bool) -> float:
+def submit_text(submit: Submit, job: TextJob, *, is_raid: bool) -> float:
     """Store the reply of a text job, or end it; the reward."""
     body = submit.text_body
     if body is None:
@@ -128,7 +128,7 @@ def submit_text(submit: Submit, job: JobFacts, *, is_raid: bool) -> float:
     return settle_or_refuse(job, submitted, config=submit.config, now=submit.now)
 
 
-def submit_chat(submit: Submit, job: JobFacts, *, is_raid: bool) -> float:
+def submit_chat(submit: Submit, job: TextJob, *, is_raid: bool) -> float:
     """Store the structured reply of a chat job, or end it; the reward."""
     is_fault = submit.raw_body.get("state") == SubmissionState.FAULTED
     if not job.is_pending and not (is_fault and job.is_faulted):
@@ -139,7 +139,7 @@ def submit_chat(submit: Submit, job: JobFacts, *, is_raid: bool) -> float:
             count_worker_fault(submission.fault_reason, job)
             record_worker_fault(job, submission.fault_reason)
             return fault(job, is_raid=is_raid, now=submit.now, fault_reason=submission.fault_reason)
-        submitted, dropped_tool_calls = verify_chat_submission(submission, job)
+        submitted, dropped_tool_calls = require_chat_submission(submission, job)
     except HordeError as refused:
         record_refusal(job, refused)
         raise
@@ -152,7 +152,7 @@ def submit_chat(submit: Submit, job: JobFacts, *, is_raid: bool) -> float:
     )
 
 
-def prepare_chat_submission(raw_body: Mapping[str, object], job: JobFacts) -> ChatSubmission:
+def prepare_chat_submission(raw_body: Mapping[str, object], job: TextJob) -> ChatSubmission:
     """The submit with its shape and its model checked; raises BadRequest."""
     submission = parse_chat_submission(raw_body)
     check_submitted_model(submission, job.assigned_model)
@@ -167,7 +167,7 @@ def parse_text_submission_with_chat_keys(raw: Mapping[str, object]) -> TextSubmi
     return parse_shape(TextSubmitBody, {**raw, "generation": ""} if is_fault else raw)
 
 
-def build_text_submission(body: TextSubmitBody, job: JobFacts) -> Submitted:
+def build_text_submission(body: TextSubmitBody, job: TextJob) -> Submitted:
     """A text job's reply as stored; raises BadRequest for more metadata than anybody needs."""
     if len(body.gen_metadata) > MAX_METADATA_ENTRIES:
         raise BadRequest(f"'gen_metadata' may hold at most {MAX_METADATA_ENTRIES} entries.")
@@ -200,7 +200,7 @@ def mark_censorship(
     return metadata or None, is_censored
 
 
-def verify_chat_submission(submission: ChatSubmission, job: JobFacts) -> tuple[Submitted, int]:
+def require_chat_submission(submission: ChatSubmission, job: TextJob) -> tuple[Submitted, int]:
     """The verified reply as stored, and how many calls the single-call rule dropped.
 
     May run the schema helper, so no transaction may be open. Raises BadRequest with
@@ -233,7 +233,7 @@ def verify_chat_submission(submission: ChatSubmission, job: JobFacts) -> tuple[S
     return submitted, verified.dropped_tool_call_count
 
 
-def count_worker_fault(fault_reason: str | None, job: JobFacts) -> None:
+def count_worker_fault(fault_reason: str | None, job: TextJob) -> None:
     """Count a faulted chat submit by the reason sent; a worker's own words are never an
     attribute.
     """

@@ -59,8 +59,8 @@ def create_team(by: By, body: CreateTeamInput) -> ModifyTeam:
         owner_id = _require_founder(actor)
         now = clock.utcnow()
         team = Team(
-            name=_check_name(session, body.name),
-            info=None if body.info is None else _check_info(body.info),
+            name=_claim_name(session, body.name),
+            info=None if body.info is None else _clean_info(body.info),
             owner_id=owner_id,
             contributions=0,
             fulfilments=0,
@@ -93,9 +93,9 @@ def change_team(by: By, team_id: str, body: ModifyTeamInput) -> ModifyTeam:
             rc = ReturnCode.NOT_MODERATOR if changes.keys() == {"name"} else ReturnCode.NOT_OWNER
             raise Forbidden(f"Team '{team.name}' is not yours.", rc)
         if body.name is not None:
-            changes["name"] = team.name = _check_name(session, body.name, besides=team.id)
+            changes["name"] = team.name = _claim_name(session, body.name, besides=team.id)
         if body.info is not None:
-            changes["info"] = team.info = _check_info(body.info)
+            changes["info"] = team.info = _clean_info(body.info)
         _record(session, actor, ModeratorAction.TEAM_CHANGED, team, body.reason, changes=changes)
         _show_changed(session, team.id)
         return ModifyTeam(id=str(team.id), **changes)
@@ -141,7 +141,7 @@ def _manages(actor: Actor, team: Team) -> bool:
     return actor.is_moderator or (actor.owns(team.owner_id) and not is_anonymous)
 
 
-def _check_name(session: Session, name: str, *, besides: UUID | None = None) -> str:
+def _claim_name(session: Session, name: str, *, besides: UUID | None = None) -> str:
     """The name as it is shown, claimed for the transaction; raises BadRequest for one that cannot
     be.
     """
@@ -155,7 +155,7 @@ def _check_name(session: Session, name: str, *, besides: UUID | None = None) -> 
     return name
 
 
-def _check_info(info: str) -> str:
+def _clean_info(info: str) -> str:
     """The info as it is shown; raises BadRequest for one that cannot be."""
     info = _clean("info", info)
     if is_profane(info):

@@ -168,14 +168,14 @@ def _check_may_change(actor: Actor, account: Caller, changes: Changes) -> None:
 def _check_texts(changes: Changes) -> None:
     """Clean the new name in place; texts too long for their columns, or profane, are refused."""
     if "username" in changes:
-        changes["username"] = check_username(changes["username"])
+        changes["username"] = clean_new_username(changes["username"])
     if is_profane(changes.get("contact", "")):
         raise BadRequest("The contact contains profanity.", ReturnCode.PROFANE_USER_CONTACT)
     if is_profane(changes.get("admin_comment", "")):
         raise BadRequest("The comment contains profanity.", ReturnCode.PROFANE_ADMIN_COMMENT)
 
 
-def check_username(text: str) -> str:
+def clean_new_username(text: str) -> str:
     """The name as it is stored. Raises BadRequest when it is too long, too short or profane."""
     username = clean_username(text)
     if len(username) > MAX_USERNAME_LENGTH:

@@ -204,16 +204,16 @@ def _apply_changes(session: Session, worker: TextWorker, body: ModifyWorkerInput
     if body.paused is not None:
         answer["paused"] = worker.paused = body.paused
     if body.info is not None:
-        answer["info"] = worker.info = _check_info(body.info)
+        answer["info"] = worker.info = _clean_info(body.info)
     if body.name is not None:
-        rename_worker(session, worker, _check_name(body.name))
+        rename_worker(session, worker, _clean_name(body.name))
         answer["name"] = worker.name
     if body.team is not None:
         answer["team"] = _change_team(session, worker, body.team)
     return ModifyWorker(**answer)
 
 
-def _check_info(info: str) -> str:
+def _clean_info(info: str) -> str:
     """The description as it is shown; raises BadRequest when it is not fit to be."""
     info = clean_shown_text(info)
     if len(info) > MAX_WORKER_INFO_LENGTH:
@@ -226,7 +226,7 @@ def _check_info(info: str) -> str:
     return info
 
 
-def _check_name(name: str) -> str:
+def _clean_name(name: str) -> str:
     """The name as a pop would store it too; raises BadRequest when it is not fit to be shown."""
     name = clean_shown_text(name)
     if len(name) < MIN_WORKER_NAME_LENGTH:

@@ -76,7 +76,7 @@ def _read_answer(response: httpx.Response, on_bytes: Callable[[], object]) -> It
     if media_type == "application/json":
         body = join_bounded(parts, MAX_WHOLE_BYTES)
         if (whole := parse_json(body)) is not None:
-            yield from _check_chunk(whole, is_whole=True)
+            yield from _read_chunk(whole, is_whole=True)
             return
         parts = iter([body])  # events under a wrong name
     yield from _read_events(iter_events(parts))
@@ -108,16 +108,16 @@ def _parse_event(event: Event) -> Iterator[JsonObject]:
         if event.is_error:
             raise BackendRefusal(httpx.codes.INTERNAL_SERVER_ERROR, event.data[:2000])
         raise UnreadableAnswer("a chunk of the stream is not JSON")
-    yield from _check_chunk(value, is_error=event.is_error)
+    yield from _read_chunk(value, is_error=event.is_error)
 
 
-def _check_chunk(
+def _read_chunk(
     value: object, *, is_error: bool = False, is_whole: bool = False
 ) -> Iterator[JsonObject]:
     """A chunk that is no error; each of an array's, as some servers send them."""
     if isinstance(value, list):
         for item in value:
-            yield from _check_chunk(item, is_error=is_error, is_whole=is_whole)
+            yield from _read_chunk(item, is_error=is_error, is_whole=is_whole)
         return
     if (error := find_error(value, is_marked=is_error)) is not None:
         raise error

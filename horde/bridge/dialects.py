@@ -111,7 +111,7 @@ _Told = tuple[int | None, frozenset[Declared]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BackendFacts:
+class BackendReport:
     """What a backend says of itself. ``context_tokens`` is that of one request."""
 
     kind: BackendKind
@@ -119,7 +119,7 @@ class BackendFacts:
     supports: frozenset[Declared]
 
 
-def read_facts(backend: Backend, entry: JsonObject, model: str) -> BackendFacts:
+def read_report(backend: Backend, entry: JsonObject, model: str) -> BackendReport:
     """Recognise a backend by its model's entry, and ask it what that kind can tell.
 
     Raises ``BackendUnavailable`` and ``BackendRefusal``, also while the model still loads.
@@ -129,7 +129,7 @@ def read_facts(backend: Backend, entry: JsonObject, model: str) -> BackendFacts:
     if told is None:
         kind, told = BackendKind.OTHER, (None, frozenset())
     stated = [_read_tokens(entry.get(key)) for key in _CONTEXT_KEYS]
-    return BackendFacts(
+    return BackendReport(
         kind=kind,
         context_tokens=next((tokens for tokens in (told[0], *stated) if tokens), None),
         supports=DIALECTS[kind].supports | told[1],

@@ -160,11 +160,11 @@ def _read_body(response: httpx.Response, max_bytes: int, deadline: float) -> byt
     encoding = response.headers.get("Content-Encoding", "").strip().lower()
     if encoding not in ("", "identity", "gzip"):
         raise InputUnavailable("an unknown content encoding")
-    parts = _check_time(response.iter_raw(), deadline)
+    parts = _iter_in_time(response.iter_raw(), deadline)
     return _join(_decompress(parts, max_bytes) if encoding == "gzip" else parts, max_bytes)
 
 
-def _check_time(parts: Iterable[bytes], deadline: float) -> Iterator[bytes]:
+def _iter_in_time(parts: Iterable[bytes], deadline: float) -> Iterator[bytes]:
     """The parts, for as long as there is time: a store that trickles never meets a client's own
     time-out.
     """

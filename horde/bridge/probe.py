@@ -14,7 +14,7 @@ from horde.bridge.backend import Backend, NoSuchRoute
 from horde.bridge.config import DEFAULT_MAX_LENGTH_TOKENS, BridgeConfig, TokenCounting
 from horde.bridge.counting import counts_texts
 from horde.bridge.declaration import build_declaration, compute_chat_context
-from horde.bridge.dialects import BackendKind, read_facts
+from horde.bridge.dialects import BackendKind, read_report
 from horde.bridge.plan import BackendProfile, ServingPlan
 from horde.bridge.refusals import BackendRefusal, BackendUnavailable
 from horde.json_text import JsonObject
@@ -76,7 +76,7 @@ def probe_backend(backend: Backend, config: BridgeConfig) -> BackendProfile:
             " a backend with a model of its own is needed."
         )
     model = str(config.backend_model or entry["id"])
-    facts = read_facts(backend, entry, model)
+    facts = read_report(backend, entry, model)
     profile = BackendProfile(
         kind=facts.kind,
         backend_model=model,

@@ -97,7 +97,7 @@ def check_image_count(images: Sequence[SubmittedImage]) -> None:
         raise ChatRequestRefused("messages", message, ReturnCode.TOO_MANY_EXTRA_SOURCE_IMAGES)
 
 
-def check_total_of_data_urls(images: Sequence[SubmittedImage], cap_bytes: int) -> int:
+def measure_data_urls(images: Sequence[SubmittedImage], cap_bytes: int) -> int:
     """The bytes of the images that came with the request; raises ChatRequestRefused for more than
     `cap_bytes`.
     """

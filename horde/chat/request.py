@@ -13,7 +13,7 @@ from uuid import UUID
 from horde_sdk.generation_parameters.text.chat_policy import ChatResponseFormatType
 
 from horde.chat.flattening import FlattenedChat, iter_message_texts
-from horde.chat.images import check_total_of_data_urls, list_image_parts
+from horde.chat.images import list_image_parts, measure_data_urls
 from horde.chat.messages import build_stored_messages, parse_messages
 from horde.chat.parameters import (
     check_choice_count,
@@ -116,7 +116,7 @@ def parse_chat_request(body: object) -> ChatRequest:
     tools = parse_tools(body.get("tools"))
     models = parse_models(body)
     messages = build_stored_messages(parse_messages(body.get("messages")))
-    check_total_of_data_urls(list_image_parts(messages), MAX_CHAT_IMAGE_TOTAL_BYTES)
+    measure_data_urls(list_image_parts(messages), MAX_CHAT_IMAGE_TOTAL_BYTES)
     text_params = build_text_params(body, horde)
     tool_choice = parse_tool_choice(body.get("tool_choice"), tools)
     parallel_tool_calls = parse_parallel_tool_calls(body.get("parallel_tool_calls"), tools)

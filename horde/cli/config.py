@@ -92,9 +92,9 @@ def check(environment: Mapping[str, str], only: str | None) -> Iterator[Finding]
     """Every finding, those of the settings first."""
     yield from list_unknown_names(environment)
     if only != "front":
-        yield from check_server(environment)
+        yield from list_server_findings(environment)
     if only != "server":
-        yield from check_front(environment)
+        yield from list_front_findings(environment)
 
 
 def list_unknown_names(environment: Mapping[str, str]) -> Iterator[Finding]:
@@ -105,7 +105,7 @@ def list_unknown_names(environment: Mapping[str, str]) -> Iterator[Finding]:
             yield Finding("unknown setting", None, f"{name} is no setting of this version")
 
 
-def check_server(environment: Mapping[str, str]) -> Iterator[Finding]:
+def list_server_findings(environment: Mapping[str, str]) -> Iterator[Finding]:
     """The settings of the API and its commands, and the services they name."""
     try:
         config = Config.from_environment(environment)
@@ -128,7 +128,7 @@ def check_server(environment: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding("object store", None, "S3_ENDPOINT is not set: no images, no offload")
 
 
-def check_front(environment: Mapping[str, str]) -> Iterator[Finding]:
+def list_front_findings(environment: Mapping[str, str]) -> Iterator[Finding]:
     """The settings of the front, and the API and the Redis they name."""
     try:
         config = FrontConfig.from_environment(environment)

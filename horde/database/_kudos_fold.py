@@ -55,7 +55,7 @@ class AccountSums:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AccountFacts:
+class LockedAccount:
     """A user's balances before the batch, and what decides about its floor and its trust."""
 
     balance: Decimal
@@ -190,31 +190,31 @@ def sum_currencies(postings: Iterable[Row[Any]]) -> dict[int, AccountSums]:
     return dict(sums)
 
 
-def fold_account(facts: AccountFacts, sums: AccountSums, *, gains_trust: bool) -> FoldedAccount:
+def fold_account(account: LockedAccount, sums: AccountSums, *, gains_trust: bool) -> FoldedAccount:
     """The balances after a batch: escrow of the trusted drains into the balance, and the floor
     forgives what is below.
     """
-    escrow = facts.escrow + sums.escrow
-    drained = max(escrow, ZERO) if facts.is_trusted or gains_trust else ZERO
-    balance = facts.balance + sums.balance + drained
-    forgiven = max(facts.floor - balance, ZERO)
+    escrow = account.escrow + sums.escrow
+    drained = max(escrow, ZERO) if account.is_trusted or gains_trust else ZERO
+    balance = account.balance + sums.balance + drained
+    forgiven = max(account.floor - balance, ZERO)
     return FoldedAccount(
         balance=balance + forgiven, escrow=escrow - drained, drained=drained, forgiven=forgiven
     )
 
 
 def is_promotable(
-    facts: AccountFacts, sums: AccountSums, *, trust_threshold: int | None, now: datetime
+    account: LockedAccount, sums: AccountSums, *, trust_threshold: int | None, now: datetime
 ) -> bool:
     """Whether an account has earned trust by itself; suspicion, asked separately, still stands
     against it.
     """
     return (
         trust_threshold is not None
-        and not facts.is_trusted
-        and not facts.is_anonymous
-        and facts.escrow + sums.escrow > trust_threshold
-        and now - facts.created >= TRUST_AGE
+        and not account.is_trusted
+        and not account.is_anonymous
+        and account.escrow + sums.escrow > trust_threshold
+        and now - account.created >= TRUST_AGE
     )
 
 
@@ -227,16 +227,16 @@ def apply_currencies(
     if not postings:
         return Promotions()
     sums = sum_currencies(postings)
-    facts = _lock_accounts(session, sums)
+    accounts = _lock_accounts(session, sums)
     candidates = {
         user_id
-        for user_id, account in facts.items()
+        for user_id, account in accounts.items()
         if is_promotable(account, sums[user_id], trust_threshold=trust_threshold, now=now)
     }
     promoted = candidates - list_suspicious_users(session, candidates)
     folded = {
         user_id: fold_account(account, sums[user_id], gains_trust=user_id in promoted)
-        for user_id, account in facts.items()
+        for user_id, account in accounts.items()
     }
     _write_balances(session, folded, sums, now)
     _write_consumption(session, postings)
@@ -247,8 +247,8 @@ def apply_currencies(
     )
 
 
-def _lock_accounts(session: Session, user_ids: Iterable[int]) -> dict[int, AccountFacts]:
-    """The facts of these users, their rows locked in order of id until the applier commits."""
+def _lock_accounts(session: Session, user_ids: Iterable[int]) -> dict[int, LockedAccount]:
+    """These users, their rows locked in order of id until the applier commits."""
     is_trusted = exists().where(
         UserRole.user_id == User.id,
         UserRole.user_role == UserRoleTypes.TRUSTED,
@@ -271,7 +271,7 @@ def _lock_accounts(session: Session, user_ids: Iterable[int]) -> dict[int, Accou
         .with_for_update(of=User, key_share=True)
     )
     return {
-        row.id: AccountFacts(
+        row.id: LockedAccount(
             # The first posting of an account that is older than the ledger starts from the balance
             # it had.
             balance=Decimal(row.kudos) if row.balance is None else row.balance,

@@ -20,14 +20,19 @@ from horde.classes.kobold.pricing import estimate_queue_wait_seconds
 from horde.classes.kobold.worker import (
     ChatRefusal,
     EligibilityInputs,
+    RequestNeeds,
     SkipReason,
-    TextRequestFacts,
     TextWorker,
     get_effective_text_worker_speed,
     get_minimum_text_speed,
 )
-from horde.database.queue_classes import find_request_facts
-from horde.database.text_queue import QueueGroup, QueueSnapshot, get_group_facts, get_queue_snapshot
+from horde.database.queue_classes import find_request_needs
+from horde.database.text_queue import (
+    QueueGroup,
+    QueueSnapshot,
+    get_needs_of_groups,
+    get_queue_snapshot,
+)
 from horde.database.worker_messages import (
     ShownMessage,
     build_active_messages,
@@ -270,7 +275,7 @@ def build_eligibility_inputs(
 
 def get_worker_availability_for_request(
     session: Session,
-    request: TextRequestFacts,
+    request: RequestNeeds,
     *,
     validated_backends: Collection[str],
     now: datetime,
@@ -301,7 +306,7 @@ def get_worker_availability_for_request(
     )
 
 
-def _is_asked(online: OnlineTextWorker, request: TextRequestFacts) -> bool:
+def _is_asked(online: OnlineTextWorker, request: RequestNeeds) -> bool:
     """Whether the queue query would put the request before this worker at all: its refusal then
     tells something.
     """
@@ -341,7 +346,7 @@ def find_chat_declaration_gap(refusals: Sequence[ChatRefusal]) -> ImpossibleReas
 class _Verdict:
     """Who could serve a request when it was last asked, and how long that answer stands."""
 
-    facts: TextRequestFacts
+    needs: RequestNeeds
     availability: WorkerAvailability
     epoch: int | None
     made: float
@@ -363,7 +368,7 @@ class _Verdict:
 
 
 class _Verdicts:
-    """The latest verdict of each request; the facts in it spare their reading when it is asked
+    """The latest verdict of each request; the needs in it spare their reading when it is asked
     again.
     """
 
@@ -389,7 +394,7 @@ _verdicts = _Verdicts()
 
 
 def remember_availability(
-    wp_id: UUID, facts: TextRequestFacts, availability: WorkerAvailability
+    wp_id: UUID, needs: RequestNeeds, availability: WorkerAvailability
 ) -> None:
     """Keep what was measured at creation for the request's first status reads.
 
@@ -397,13 +402,13 @@ def remember_availability(
     up on the first no.
     """
     if availability.workers:
-        _remember(wp_id, facts, availability, _copy.epoch)
+        _remember(wp_id, needs, availability, _copy.epoch)
 
 
 def _remember(
-    wp_id: UUID, facts: TextRequestFacts, availability: WorkerAvailability, epoch: int | None
+    wp_id: UUID, needs: RequestNeeds, availability: WorkerAvailability, epoch: int | None
 ) -> None:
-    verdict = _Verdict(facts=facts, availability=availability, epoch=epoch, made=time.monotonic())
+    verdict = _Verdict(needs=needs, availability=availability, epoch=epoch, made=time.monotonic())
     _verdicts.remember(wp_id, verdict)
 
 
@@ -418,13 +423,13 @@ def get_stored_request_availability(
     known = _verdicts.find(wp_id)
     if known is not None and known.stands(epoch, now):
         return known.availability
-    facts = find_request_facts(session, wp_id) if known is None else known.facts
-    if facts is None:
+    needs = find_request_needs(session, wp_id) if known is None else known.needs
+    if needs is None:
         return WorkerAvailability(workers=())
     availability = get_worker_availability_for_request(
-        session, facts, validated_backends=validated_backends, now=now
+        session, needs, validated_backends=validated_backends, now=now
     )
-    _remember(wp_id, facts, availability, epoch)
+    _remember(wp_id, needs, availability, epoch)
     return availability
 
 
@@ -492,11 +497,11 @@ def _get_competing_work(
     """Queued work that any of the eligible workers could take, judged by models, kind of job and
     lengths.
     """
-    facts = get_group_facts(session, snapshot)
+    needs = get_needs_of_groups(session, snapshot)
     capabilities = {_get_capability(online) for online in availability.workers}
 
     def competes(group: QueueGroup) -> bool:
-        request = facts.get(group.queue_class)
+        request = needs.get(group.queue_class)
         return request is not None and any(
             _could_take(capability, request, group) for capability in capabilities
         )
@@ -520,7 +525,7 @@ def _get_capability(online: OnlineTextWorker) -> _Capability:
     )
 
 
-def _could_take(capability: _Capability, request: TextRequestFacts, group: QueueGroup) -> bool:
+def _could_take(capability: _Capability, request: RequestNeeds, group: QueueGroup) -> bool:
     (
         models,
         takes_text,

@@ -21,7 +21,7 @@ from horde.database.kudos import release_hold
 from horde.database.queue_claims import announce_returned_work
 from horde.database.settlements import build_unserved_statistic
 from horde.database.suspects import suspect_worker
-from horde.database.text_jobs import JobFacts, count_finished_jobs
+from horde.database.text_jobs import TextJob, count_finished_jobs
 from horde.database.text_requests import has_pending_jobs
 from horde.database.workers import announce_worker_change
 from horde.db import after_commit
@@ -41,7 +41,7 @@ class Fault:
 
 def fault_job(
     session: Session,
-    job: JobFacts,
+    job: TextJob,
     *,
     is_raid: bool,
     now: datetime,
@@ -88,7 +88,7 @@ def fault_job(
 
 
 def _blame_worker(
-    session: Session, job: JobFacts, fault_reason: str | None, *, is_raid: bool, now: datetime
+    session: Session, job: TextJob, fault_reason: str | None, *, is_raid: bool, now: datetime
 ) -> None:
     """Move the counters of a dropped job's worker, and announce the maintenance that may follow."""
     counts = not _is_estimate_at_fault(job, fault_reason) and (
@@ -110,7 +110,7 @@ def _blame_worker(
         announce_worker_change(session, job.worker_id, job.worker_name)
 
 
-def _is_estimate_at_fault(job: JobFacts, fault_reason: str | None) -> bool:
+def _is_estimate_at_fault(job: TextJob, fault_reason: str | None) -> bool:
     """Whether a worker gave a job up for the length of its prompt, which the horde let pass.
 
     Every chat request was estimated to fit, or it would have been refused. A worker whose reply was
@@ -120,7 +120,7 @@ def _is_estimate_at_fault(job: JobFacts, fault_reason: str | None) -> bool:
     return is_overflow and job.is_chat and job.chat_refusal_rc is None
 
 
-def record_job_refusal(session: Session, job: JobFacts, rc: str) -> None:
+def record_job_refusal(session: Session, job: TextJob, rc: str) -> None:
     """Keep the return code of a refused reply on a job that is still pending: it decides how a
     later fault counts.
     """

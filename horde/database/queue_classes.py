@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from horde.classes.base.waiting_prompt import PRIORITY_PER_SECOND, WPAllowedWorkers, WPModels
 from horde.classes.kobold.class_index import ClassIndex
 from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
-from horde.classes.kobold.worker import TextRequestFacts
+from horde.classes.kobold.worker import RequestNeeds
 from horde.hot_session import keep
 from horde.runtime import Part
 from horde.text_work import TextWork
@@ -48,29 +48,29 @@ _SCAN_CLASSES = keep(
 )
 
 
-class _ClassFacts:
-    """The facts behind each class, in process memory: a class is the hash of its facts, so they
+class _NeedsOfClasses:
+    """The needs behind each class, in process memory: a class is the hash of its needs, so they
     never change.
     """
 
     def __init__(self) -> None:
-        self._facts: OrderedDict[int, TextRequestFacts] = OrderedDict()
+        self._needs: OrderedDict[int, RequestNeeds] = OrderedDict()
         self._lock = threading.Lock()
 
-    def find(self, queue_classes: Iterable[int]) -> dict[int, TextRequestFacts]:
+    def find(self, queue_classes: Iterable[int]) -> dict[int, RequestNeeds]:
         with self._lock:
             return {
-                number: self._facts[number] for number in queue_classes if number in self._facts
+                number: self._needs[number] for number in queue_classes if number in self._needs
             }
 
-    def remember(self, facts: dict[int, TextRequestFacts]) -> None:
+    def remember(self, needs: dict[int, RequestNeeds]) -> None:
         with self._lock:
-            self._facts.update(facts)
-            while len(self._facts) > MAX_CACHED_CLASSES:
-                self._facts.popitem(last=False)
+            self._needs.update(needs)
+            while len(self._needs) > MAX_CACHED_CLASSES:
+                self._needs.popitem(last=False)
 
 
-_class_facts = _ClassFacts()
+_needs_of_classes = _NeedsOfClasses()
 
 
 def is_live(request: Any) -> ColumnElement[bool]:
@@ -125,28 +125,26 @@ def get_class_index(session: Session) -> tuple[ClassIndex, bool]:
     seconds_to_read = time.monotonic() - started
     known, index = held.latest
     if classes != known:
-        facts = get_queue_class_facts(session, classes)
-        index = ClassIndex(facts, index)
-        # One whose last request went meanwhile has no facts, and may come back.
-        held.latest = (classes if len(facts) == len(classes) else [], index)
+        needs = get_needs_of_classes(session, classes)
+        index = ClassIndex(needs, index)
+        # One whose last request went meanwhile has no needs, and may come back.
+        held.latest = (classes if len(needs) == len(classes) else [], index)
     held.believe(seconds_to_read)
     return index, True
 
 
-def get_queue_class_facts(
-    session: Session, queue_classes: Sequence[int]
-) -> dict[int, TextRequestFacts]:
-    """The facts of each class, read from one of its requests the first time a process meets it."""
-    known = _class_facts.find(queue_classes)
+def get_needs_of_classes(session: Session, queue_classes: Sequence[int]) -> dict[int, RequestNeeds]:
+    """The needs of each class, read from one of its requests the first time a process meets it."""
+    known = _needs_of_classes.find(queue_classes)
     unknown = [number for number in queue_classes if number not in known]
     if unknown:
-        read = _read_class_facts(session, unknown)
-        _class_facts.remember(read)
+        read = _read_needs_of_classes(session, unknown)
+        _needs_of_classes.remember(read)
         known |= read
     return known
 
 
-def _read_class_facts(session: Session, queue_classes: list[int]) -> dict[int, TextRequestFacts]:
+def _read_needs_of_classes(session: Session, queue_classes: list[int]) -> dict[int, RequestNeeds]:
     sample = (
         select(TextWaitingPrompt.id, TextWaitingPrompt.queue_class)
         .where(is_live(TextWaitingPrompt), TextWaitingPrompt.queue_class.in_(queue_classes))
@@ -154,12 +152,12 @@ def _read_class_facts(session: Session, queue_classes: list[int]) -> dict[int, T
         .order_by(TextWaitingPrompt.queue_class)
     ).subquery()
     rows = session.execute(
-        select(*_fact_columns()).where(TextWaitingPrompt.id.in_(select(sample.c.id)))
+        select(*_list_need_columns()).where(TextWaitingPrompt.id.in_(select(sample.c.id)))
     ).all()
-    return {row.queue_class: build_request_facts(row) for row in rows}
+    return {row.queue_class: build_request_needs(row) for row in rows}
 
 
-def _fact_columns() -> tuple[Any, ...]:
+def _list_need_columns() -> tuple[Any, ...]:
     models = (
         select(func.array_agg(aggregate_order_by(WPModels.model, WPModels.id)))
         .where(WPModels.wp_id == TextWaitingPrompt.id)
@@ -195,9 +193,9 @@ def _fact_columns() -> tuple[Any, ...]:
     )
 
 
-def build_request_facts(row: Any) -> TextRequestFacts:
-    """Facts from a row of `_fact_columns`."""
-    return TextRequestFacts(
+def build_request_needs(row: Any) -> RequestNeeds:
+    """Needs from a row of `_list_need_columns`."""
+    return RequestNeeds(
         user_id=row.user_id,
         is_chat=row.is_chat,
         models=tuple(row.models or ()),
@@ -215,23 +213,23 @@ def build_request_facts(row: Any) -> TextRequestFacts:
     )
 
 
-def find_request_facts(session: Session, wp_id: UUID) -> TextRequestFacts | None:
+def find_request_needs(session: Session, wp_id: UUID) -> RequestNeeds | None:
     """What decides who may serve a stored request; None when it is gone."""
     row = session.execute(
-        select(*_fact_columns()).where(TextWaitingPrompt.id == wp_id)
+        select(*_list_need_columns()).where(TextWaitingPrompt.id == wp_id)
     ).one_or_none()
-    return None if row is None else build_request_facts(row)
+    return None if row is None else build_request_needs(row)
 
 
-def build_text_work(facts: TextRequestFacts, count: int) -> TextWork:
+def build_text_work(needs: RequestNeeds, count: int) -> TextWork:
     """What the queue gains by so many generations of a request."""
-    return TextWork(facts.models, facts.is_chat, count, facts.max_length, facts.max_context_length)
+    return TextWork(needs.models, needs.is_chat, count, needs.max_length, needs.max_context_length)
 
 
-def list_unclassified_requests(session: Session, limit: int) -> list[tuple[UUID, TextRequestFacts]]:
+def list_unclassified_requests(session: Session, limit: int) -> list[tuple[UUID, RequestNeeds]]:
     """Live requests without a class, as a server of an older version writes them."""
     statement = (
-        select(*_fact_columns())
+        select(*_list_need_columns())
         .where(
             is_live(TextWaitingPrompt),
             TextWaitingPrompt.wp_type == TEXT_FAMILY,
@@ -239,4 +237,4 @@ def list_unclassified_requests(session: Session, limit: int) -> list[tuple[UUID,
         )
         .limit(limit)
     )
-    return [(row.id, build_request_facts(row)) for row in session.execute(statement)]
+    return [(row.id, build_request_needs(row)) for row in session.execute(statement)]

@@ -38,7 +38,7 @@ from horde.classes.kobold.processing_generation import (
 from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
 from horde.database.job_endings import settle_cancelled
 from horde.database.kudos import append_movements
-from horde.database.text_jobs import JobFacts
+from horde.database.text_jobs import TextJob
 from horde.database.users import charge_shared_key
 from horde.db import execute_later, table_of
 from horde.hot_session import keep
@@ -70,7 +70,7 @@ class Submitted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFacts:
+class ServedModel:
     """What the model reference says of the model that served a job; multiplier in billions of
     parameters.
     """
@@ -81,7 +81,7 @@ class ModelFacts:
     is_targeted: bool = False  # the horde pays a fixed sum for requests that list workers
 
 
-def compute_job_kudos(job: JobFacts, tokens: int, model: ModelFacts) -> Decimal:
+def compute_job_kudos(job: TextJob, tokens: int, model: ServedModel) -> Decimal:
     """What a reply of so many tokens to a job earns its worker."""
     return compute_text_kudos(
         reply_tokens=tokens,
@@ -95,7 +95,7 @@ def compute_job_kudos(job: JobFacts, tokens: int, model: ModelFacts) -> Decimal:
 
 
 def settle_job(
-    session: Session, job: JobFacts, submitted: Submitted, kudos: Decimal, now: datetime
+    session: Session, job: TextJob, submitted: Submitted, kudos: Decimal, now: datetime
 ) -> Settlement | None:
     """Store a reply and everything it moves, once; None for the loser of a race, whose transaction
     must be rolled back.
@@ -202,7 +202,7 @@ def _build_settlement(names: frozenset[str]) -> TextClause:
     )
 
 
-def _build_movements(job: JobFacts, kudos: Decimal, *, is_censored: bool = False) -> Movements:
+def _build_movements(job: TextJob, kudos: Decimal, *, is_censored: bool = False) -> Movements:
     """What a job earned its worker and costs its requester."""
     return build_generation_movements(
         kudos=kudos,
@@ -218,7 +218,7 @@ def _build_movements(job: JobFacts, kudos: Decimal, *, is_censored: bool = False
 
 
 def settle_cancelled_job(
-    session: Session, job: JobFacts, *, character_count: int, kudos: Decimal, now: datetime
+    session: Session, job: TextJob, *, character_count: int, kudos: Decimal, now: datetime
 ) -> bool:
     """Pay for what a streamed job had posted when its request was cancelled, and end it; False when
     it had ended before.
@@ -249,7 +249,7 @@ _CHARGE_REQUEST = keep(
 )
 
 
-def store_fake_reply(session: Session, job: JobFacts, submitted: Submitted) -> bool:
+def store_fake_reply(session: Session, job: TextJob, submitted: Submitted) -> bool:
     """End a fake job as a real one ends, so that its worker cannot tell them apart; nothing is paid
     or counted.
     """
@@ -262,7 +262,7 @@ def store_fake_reply(session: Session, job: JobFacts, submitted: Submitted) -> b
     return is_stored
 
 
-def _charge_request(session: Session, job: JobFacts, charge: Decimal, now: datetime) -> None:
+def _charge_request(session: Session, job: TextJob, charge: Decimal, now: datetime) -> None:
     """Add the charge to what a request has cost so far; its life is extended as by a pop."""
     facts = {"wp_id": job.wp_id, "charge": round(charge), "new_expiry": now + REQUEST_TTL}
     session.execute(_CHARGE_REQUEST, facts)
@@ -278,7 +278,7 @@ def _build_reply_of_fake(names: frozenset[str]) -> Update:
     )
 
 
-def _build_samples(job: JobFacts, submitted: Submitted, now: datetime) -> JsonObject:
+def _build_samples(job: TextJob, submitted: Submitted, now: datetime) -> JsonObject:
     seconds = seconds_since(job.start_time, now)
     speed = compute_speed_sample(submitted.tokens, seconds)
     state = TextGenState.CENSORED if submitted.is_censored else TextGenState.OK
@@ -293,7 +293,7 @@ def _build_samples(job: JobFacts, submitted: Submitted, now: datetime) -> JsonOb
     }
 
 
-def build_statistic(job: JobFacts, state: TextGenState, now: datetime) -> JsonObject:
+def build_statistic(job: TextJob, state: TextGenState, now: datetime) -> JsonObject:
     """What the settling statement binds for the statistic of a job."""
     return {
         "finished": now,
@@ -310,7 +310,7 @@ def build_statistic(job: JobFacts, state: TextGenState, now: datetime) -> JsonOb
     }
 
 
-def build_unserved_statistic(job: JobFacts, state: TextGenState, now: datetime) -> JsonObject:
+def build_unserved_statistic(job: TextJob, state: TextGenState, now: datetime) -> JsonObject:
     """The columns of the statistic of a job that ended without a reply."""
     statistic = build_statistic(job, state, now)
     return statistic | {"state": state, "created": statistic.pop("start_time")}

@@ -16,11 +16,11 @@ from horde.classes.base.kudos import upfront_hold_id
 from horde.classes.base.user import ANONYMOUS_ID
 from horde.classes.kobold.pricing import AllowanceLimits
 from horde.classes.kobold.waiting_prompt import TextWaitingPrompt, UpfrontNeeds, UpfrontOutcome
-from horde.classes.kobold.worker import TextRequestFacts
+from horde.classes.kobold.worker import RequestNeeds
 from horde.config import Config
 from horde.database.functions import WorkerAvailability, estimate_wait_for_new_request
 from horde.database.kudos import get_available_kudos, hold_kudos
-from horde.database.users import Caller, SharedKeyFacts, find_account, find_generate_caller
+from horde.database.users import Caller, SharedKey, find_account, find_generate_caller
 from horde.exceptions import BadRequest, Forbidden, Unauthorized
 from horde.json_text import JsonObject
 from horde.model_reference import get_text_model_multiplier, is_known_text_model
@@ -40,7 +40,7 @@ class Submitter:
 
     caller: Caller
     sender: Caller | None = None
-    sharedkey: SharedKeyFacts | None = None
+    sharedkey: SharedKey | None = None
     is_sharedkey_of_style: bool = False  # its author decided about it, so it has no limit for a job
     is_downgraded: bool = False  # queued behind everybody, because a shared key did not cover it
 
@@ -69,13 +69,13 @@ class Submitter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaidAdmission:
-    """How a request got in. `facts` differ from what was asked when it was lowered to the free
+    """How a request got in. `needs` differ from what was asked when it was lowered to the free
     allowance.
     """
 
     outcome: UpfrontOutcome
     allowance: int
-    facts: TextRequestFacts
+    needs: RequestNeeds
     submitter: Submitter
 
 
@@ -113,7 +113,7 @@ def require_submitter(
 def _require_usable_sharedkey(
     session: Session,
     submitter: Submitter,
-    sharedkey: SharedKeyFacts,
+    sharedkey: SharedKey,
     *,
     allow_downgrade: bool,
     now: datetime,
@@ -144,7 +144,7 @@ def build_allowance_limits(config: Config) -> AllowanceLimits:
 def admit_output(
     session: Session,
     submitter: Submitter,
-    facts: TextRequestFacts,
+    needs: RequestNeeds,
     *,
     wp_id: UUID,
     n: int,
@@ -161,95 +161,103 @@ def admit_output(
     request anyway.
     """
     wait_seconds = estimate_wait_for_new_request(session, availability)
-    needs = TextWaitingPrompt.require_upfront_kudos(
-        max_length=facts.max_length,
+    upfront = TextWaitingPrompt.require_upfront_kudos(
+        max_length=needs.max_length,
         n=n,
-        multipliers=[get_text_model_multiplier(model) for model in facts.models],
+        multipliers=[get_text_model_multiplier(model) for model in needs.models],
         wait_seconds=wait_seconds,
         limits=build_allowance_limits(config),
-        slow_workers=facts.slow_workers,
-        lists_workers=bool(facts.worker_ids),
+        slow_workers=needs.slow_workers,
+        lists_workers=bool(needs.worker_ids),
         holds_for_worker_lists=config.upfront_kudos_on_workerlist,
     )
     try:
         admission = _pay(
-            session, submitter, facts, needs, wp_id, availability, allow_downgrade, is_dry_run, now
+            session,
+            submitter,
+            needs,
+            upfront,
+            wp_id,
+            availability,
+            allow_downgrade,
+            is_dry_run,
+            now,
         )
     except Forbidden:
         if not is_dry_run:
-            _record_decision("refused", submitter, facts, needs)
-            _record_wait(wait_seconds, submitter, facts)
+            _record_decision("refused", submitter, needs, upfront)
+            _record_wait(wait_seconds, submitter, needs)
         raise
     if submitter.sharedkey is not None and not submitter.is_sharedkey_of_style:
-        _check_sharedkey_tokens(submitter.sharedkey, admission.facts.max_length)
+        _check_sharedkey_tokens(submitter.sharedkey, admission.needs.max_length)
     if not is_dry_run:
-        _record_decision(admission.outcome.value, submitter, facts, needs)
-        _record_wait(wait_seconds, submitter, facts)
+        _record_decision(admission.outcome.value, submitter, needs, upfront)
+        _record_wait(wait_seconds, submitter, needs)
     return admission
 
 
 def _pay(
     session: Session,
     submitter: Submitter,
-    facts: TextRequestFacts,
-    needs: UpfrontNeeds,
+    needs: RequestNeeds,
+    upfront: UpfrontNeeds,
     wp_id: UUID,
     availability: WorkerAvailability,
     allow_downgrade: bool,
     is_dry_run: bool,
     now: datetime,
 ) -> PaidAdmission:
-    if submitter.sharedkey is not None and not submitter.sharedkey.covers(needs.estimate):
+    if submitter.sharedkey is not None and not submitter.sharedkey.covers(upfront.estimate):
         if not allow_downgrade:
             message = (
                 f"This shared key has {submitter.sharedkey.kudos} kudos and the request needs"
-                f" {needs.estimate}."
+                f" {upfront.estimate}."
             )
             raise _build_kudos_refusal(
-                message, ReturnCode.SHARED_KEY_INSUFFICIENT_KUDOS, facts, availability
+                message, ReturnCode.SHARED_KEY_INSUFFICIENT_KUDOS, needs, availability
             )
         submitter = replace(submitter, is_downgraded=True)
     admission = PaidAdmission(
-        outcome=UpfrontOutcome.FREE, allowance=needs.allowance, facts=facts, submitter=submitter
+        outcome=UpfrontOutcome.FREE, allowance=upfront.allowance, needs=needs, submitter=submitter
     )
-    if not needs.is_hold_required:
+    if not upfront.is_hold_required:
         return admission
     payer = submitter.caller.id
     if submitter.caller.is_anonymous:
         is_held = False  # what everybody shares is nobody's to hold: it rides at its floor
     elif is_dry_run:
-        is_held = get_available_kudos(session, payer) >= needs.estimate
+        is_held = get_available_kudos(session, payer) >= upfront.estimate
     else:
         is_held = hold_kudos(
             session,
             user_id=payer,
             business_id=upfront_hold_id(wp_id),
-            amount=needs.estimate,
+            amount=upfront.estimate,
             now=now,
         )
     if is_held:
         return replace(admission, outcome=UpfrontOutcome.FUNDED)
-    if allow_downgrade and needs.can_downgrade:
+    if allow_downgrade and upfront.can_downgrade:
         lowered = replace(
-            facts, max_length=min(facts.max_length, needs.allowance), slow_workers=True
+            needs, max_length=min(needs.max_length, upfront.allowance), slow_workers=True
         )
-        return replace(admission, outcome=UpfrontOutcome.DOWNGRADED, facts=lowered)
+        return replace(admission, outcome=UpfrontOutcome.DOWNGRADED, needs=lowered)
     message = (
-        f"This request needs {needs.estimate} kudos available upfront. Requests of at most"
-        f" {needs.allowance} tokens that allow slow workers need none at the moment."
+        f"This request needs {upfront.estimate} kudos available upfront. Requests of at most"
+        f" {upfront.allowance} tokens that allow slow workers need none at the moment."
     )
-    raise _build_kudos_refusal(message, ReturnCode.KUDOS_UPFRONT, facts, availability)
+    raise _build_kudos_refusal(message, ReturnCode.KUDOS_UPFRONT, needs, availability)
 
 
 def _build_kudos_refusal(
-    message: str, rc: ReturnCode, facts: TextRequestFacts, availability: WorkerAvailability
+    message: str, rc: ReturnCode, needs: RequestNeeds, availability: WorkerAvailability
 ) -> Forbidden:
     """The refusal for kudos; while no online worker could serve the request, kudos would not help,
     so that is said instead.
     """
     if availability.workers:
         return Forbidden(message, rc)
-    gap = availability.declaration_gap if facts.is_chat else None
+    gap = availability.declaration_gap if needs.is_chat else None
     extra: JsonObject = {} if gap is None else {"impossible_reason": gap}
     return Forbidden(describe_no_eligible_worker(gap), ReturnCode.NO_ELIGIBLE_WORKER, **extra)
 
@@ -276,7 +284,7 @@ def describe_no_eligible_worker(gap: ImpossibleReason | None) -> str:
     )
 
 
-def _check_sharedkey_tokens(sharedkey: SharedKeyFacts, max_length: int) -> None:
+def _check_sharedkey_tokens(sharedkey: SharedKey, max_length: int) -> None:
     if -1 < sharedkey.max_text_tokens < max_length:
         raise BadRequest(
             f"This shared key allows {sharedkey.max_text_tokens} tokens per job and the request"
@@ -285,24 +293,24 @@ def _check_sharedkey_tokens(sharedkey: SharedKeyFacts, max_length: int) -> None:
 
 
 def _record_decision(
-    outcome: str, submitter: Submitter, facts: TextRequestFacts, needs: UpfrontNeeds
+    outcome: str, submitter: Submitter, needs: RequestNeeds, upfront: UpfrontNeeds
 ) -> None:
     metrics.free_allowance_decisions.add(
         1,
         {
             "horde.requester": submitter.kind,
             "horde.outcome": outcome,
-            "horde.requested_bucket": metrics.get_text_length_bucket(facts.max_length),
-            "horde.allowance_bucket": metrics.get_text_length_bucket(needs.allowance),
-            "horde.chat": facts.is_chat,
+            "horde.requested_bucket": metrics.get_text_length_bucket(needs.max_length),
+            "horde.allowance_bucket": metrics.get_text_length_bucket(upfront.allowance),
+            "horde.chat": needs.is_chat,
         },
     )
 
 
-def _record_wait(wait_seconds: float | None, submitter: Submitter, facts: TextRequestFacts) -> None:
+def _record_wait(wait_seconds: float | None, submitter: Submitter, needs: RequestNeeds) -> None:
     if wait_seconds is not None:
         attributes: dict[str, str | bool] = {
-            "horde.chat": facts.is_chat,
+            "horde.chat": needs.is_chat,
             "horde.requester": submitter.kind,
         }
         metrics.free_allowance_estimated_wait_seconds.record(wait_seconds, attributes)

@@ -16,8 +16,8 @@ from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
 from horde.classes.kobold.worker import (
     REPORTED_SKIP_REASONS,
     EligibilityInputs,
+    RequestNeeds,
     SkipReason,
-    TextRequestFacts,
     TextWorker,
     get_text_worker_lease_capacity,
 )
@@ -81,7 +81,7 @@ def get_sorted_text_wp_filtered_to_worker(
     """
     only_user_id = worker.user_id if worker.maintenance or worker.paused else None
 
-    def judge(least: TextRequestFacts) -> SkipReason | None:
+    def judge(least: RequestNeeds) -> SkipReason | None:
         if only_user_id is not None:
             # Whose it is, the claim compares row by row.
             least = replace(least, user_id=only_user_id)
@@ -111,7 +111,7 @@ def get_sorted_text_wp_filtered_to_worker(
 
     return ServableQueue(
         classes=tuple(
-            _build_servable_class(indexed.number, indexed.facts, worker)
+            _build_servable_class(indexed.number, indexed.needs, worker)
             for indexed, reason in verdicts
             if reason is None
         ),
@@ -125,10 +125,8 @@ def get_sorted_text_wp_filtered_to_worker(
     )
 
 
-def _build_servable_class(
-    number: int, facts: TextRequestFacts, worker: TextWorker
-) -> ServableClass:
-    if facts.is_chat:
+def _build_servable_class(number: int, needs: RequestNeeds, worker: TextWorker) -> ServableClass:
+    if needs.is_chat:
         max_length, max_context_length = (
             worker.chat_max_length or 0,
             worker.chat_max_context_length or 0,
@@ -137,7 +135,7 @@ def _build_servable_class(
         max_length, max_context_length = worker.max_length, worker.max_context_length
     return ServableClass(
         number=number,
-        models=facts.models,
+        models=needs.models,
         max_length=max_length,
         max_context_length=max_context_length,
     )

@@ -49,7 +49,7 @@ class AssignedJobs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobFacts:
+class TextJob:
     """A job with what its submit needs of the request and the worker; read without a lock."""
 
     id: UUID
@@ -218,15 +218,15 @@ def _build_find_job() -> Select[Any]:
 _FIND_JOB = keep(_build_find_job())
 
 
-def find_job(session: Session, job_id: UUID) -> JobFacts | None:
+def find_job(session: Session, job_id: UUID) -> TextJob | None:
     """A text or chat job by id, in one statement; None when it is unknown or went with its expired
     request.
     """
     row = session.execute(_FIND_JOB, {"job_id": job_id}).one_or_none()
-    return None if row is None else JobFacts(**row._mapping)
+    return None if row is None else TextJob(**row._mapping)
 
 
-def show_fake_as_real(job: JobFacts, now: datetime) -> JobFacts:
+def show_fake_as_real(job: TextJob, now: datetime) -> TextJob:
     """A job as its worker has to see it: a fake has ended when a real one would have been aborted
     or settled.
 

@@ -16,8 +16,8 @@ from sqlalchemy import Text, cast, select
 from sqlalchemy.orm import Session
 
 from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
-from horde.classes.kobold.worker import TextRequestFacts
-from horde.database.queue_classes import TEXT_FAMILY, get_queue_class_facts, get_rank, is_live
+from horde.classes.kobold.worker import RequestNeeds
+from horde.database.queue_classes import TEXT_FAMILY, get_needs_of_classes, get_rank, is_live
 from horde.db import table_of
 from horde.hot_session import keep
 from horde.redis_ctrl import RedisUnavailable, get_json, set_json
@@ -193,8 +193,8 @@ def _read_rows(session: Session) -> Iterable[Any]:
     return shared if isinstance(shared, list) else list_queue_rows(session)
 
 
-def get_group_facts(session: Session, snapshot: QueueSnapshot) -> dict[int, TextRequestFacts]:
-    """The facts of every class in the snapshot, from process memory where the class was met
+def get_needs_of_groups(session: Session, snapshot: QueueSnapshot) -> dict[int, RequestNeeds]:
+    """The needs of every class in the snapshot, from process memory where the class was met
     before.
     """
-    return get_queue_class_facts(session, list({group.queue_class for group in snapshot.groups}))
+    return get_needs_of_classes(session, list({group.queue_class for group in snapshot.groups}))

@@ -44,7 +44,7 @@ from horde.classes.kobold.waiting_prompt import (
     build_sent_columns,
     delete_stored_chat_images,
 )
-from horde.classes.kobold.worker import TextRequestFacts
+from horde.classes.kobold.worker import RequestNeeds
 from horde.database.kudos import release_hold
 from horde.database.queue_classes import TEXT_FAMILY, is_live
 from horde.database.request_endings import delete_requests, mark_cancelled
@@ -94,7 +94,7 @@ class NewTextRequest:
     """
 
     content: RequestContent
-    facts: TextRequestFacts
+    needs: RequestNeeds
     quote: int  # whole kudos, as the 202 tells it
     ipaddr: str
     client_agent: str
@@ -180,8 +180,8 @@ def count_waiting_generations(
     everybody without an account.
     """
     if user_id == ANONYMOUS_ID and models:
-        facts = {"user_id": user_id, "models": list(models), "limit": limit + 1}
-        return int(session.scalar(_COUNT_WAITING_FOR_MODELS, facts) or 0)
+        values = {"user_id": user_id, "models": list(models), "limit": limit + 1}
+        return int(session.scalar(_COUNT_WAITING_FOR_MODELS, values) or 0)
     return int(session.scalar(_COUNT_WAITING, {"user_id": user_id, "limit": limit + 1}) or 0)
 
 
@@ -207,22 +207,22 @@ def insert_text_request(session: Session, wp_id: UUID, new: NewTextRequest, now:
     """Write the inactive row with its models and worker list; no worker sees it before the
     activation.
     """
-    facts, content = new.facts, new.content
+    needs, content = new.needs, new.content
     columns = {
         "id": wp_id,
         "wp_type": TEXT_FAMILY,
         "prompt": content.prompt,
         "submitted_prompt": content.submitted_prompt,
-        "user_id": facts.user_id,
+        "user_id": needs.user_id,
         "params": content.params,
         "gen_payload": content.gen_payload,
-        "nsfw": facts.nsfw,
+        "nsfw": needs.nsfw,
         "ipaddr": new.ipaddr,
         "safe_ip": True,
-        "trusted_workers": facts.trusted_workers,
-        "validated_backends": facts.validated_backends,
-        "slow_workers": facts.slow_workers,
-        "worker_blacklist": facts.worker_blacklist,
+        "trusted_workers": needs.trusted_workers,
+        "validated_backends": needs.validated_backends,
+        "slow_workers": needs.slow_workers,
+        "worker_blacklist": needs.worker_blacklist,
         "faulted": False,
         "active": False,
         "consumed_kudos": 0,
@@ -230,8 +230,8 @@ def insert_text_request(session: Session, wp_id: UUID, new: NewTextRequest, now:
         "extra_priority": 0,
         "n": content.n,
         "jobs": content.n,
-        "things": facts.max_length,
-        "total_usage": facts.max_length * content.n,
+        "things": needs.max_length,
+        "total_usage": needs.max_length * content.n,
         "webhook": content.webhook,
         "softprompt": content.softprompt,
         "extra_slow_workers": content.extra_slow_workers,
@@ -243,20 +243,20 @@ def insert_text_request(session: Session, wp_id: UUID, new: NewTextRequest, now:
         "proxied_account": content.proxied_account,
         "expiry": now + REQUEST_TTL,
         "created": now,
-        "queue_class": compute_queue_class(facts),
-        "max_length": facts.max_length,
-        "max_context_length": facts.max_context_length,
-        "is_chat": facts.is_chat,
+        "queue_class": compute_queue_class(needs),
+        "max_length": needs.max_length,
+        "max_context_length": needs.max_context_length,
+        "is_chat": needs.is_chat,
         **build_sent_columns(content.messages, content.chat_extras),
         "context_adjustments": content.context_adjustments,
-        "chat_required_features": sorted(facts.required_features) if facts.is_chat else None,
+        "chat_required_features": sorted(needs.required_features) if needs.is_chat else None,
         "chat_conformance": content.conformance,
         "chat_messages_offloaded": False,
-        "chat_tools_temperature": facts.tools_temperature,
+        "chat_tools_temperature": needs.tools_temperature,
     }
     lists = {
         "of_request": wp_id,
-        "listed_models": list(facts.models),
+        "listed_models": list(needs.models),
         "listed_workers": list(content.worker_ids),
     }
     execute_later(session, _build_insert(tuple(columns)), columns | lists)

@@ -36,7 +36,7 @@ from horde.database.kudos import FOLD_BATCH, fold_postings, release_hold, releas
 from horde.database.queue_classes import (
     TEXT_FAMILY,
     build_text_work,
-    get_queue_class_facts,
+    get_needs_of_classes,
     list_unclassified_requests,
 )
 from horde.database.request_endings import list_object_keys
@@ -50,7 +50,7 @@ from horde.database.stats import (
     publish_model_figures,
     publish_totals,
 )
-from horde.database.text_jobs import JobFacts, find_job
+from horde.database.text_jobs import TextJob, find_job
 from horde.database.text_queue import (
     list_gained_rows,
     list_queue_rows,
@@ -196,7 +196,7 @@ def _abort_stale_job(job_id: UUID) -> bool:
     return True
 
 
-def _count_stale_abort(job: JobFacts) -> None:
+def _count_stale_abort(job: TextJob) -> None:
     tally.count_fault(job.worker_id, tally.ABORTED)
     metrics.text_stale_aborts.add(
         1, {"horde.worker_trusted": job.worker_owner_trusted, "horde.chat": job.is_chat}
@@ -371,7 +371,7 @@ def publish_queue_order() -> None:
         rows = list_queue_rows(session)
         gained = list_gained_rows(rows)
         classes = {row[1] for row in gained if row[1] is not None}
-        facts = get_queue_class_facts(session, sorted(classes))
+        facts = get_needs_of_classes(session, sorted(classes))
     publish_queue(rows)
     work = [build_text_work(facts[row[1]], row[4]) for row in gained if row[1] in facts]
     move_marks({mark for each in work for mark in list_marks_of_models(each.models)})

@@ -59,7 +59,7 @@ PASSKEY_BYTES = 12  # 16 characters, the length the published description fixes
 
 
 @dataclass(frozen=True, slots=True)
-class SharedKeyFacts:
+class SharedKey:
     """A shared key as it was read: its remaining budget (-1 unlimited) and the limits of a job made
     with it.
     """
@@ -101,7 +101,7 @@ class Caller:
     worker_invited: int
     public_workers: bool
     created: datetime
-    sharedkey: SharedKeyFacts | None = None
+    sharedkey: SharedKey | None = None
 
     @property
     def alias(self) -> str:
@@ -271,7 +271,7 @@ def find_shared_key_caller(session: Session, sharedkey_id: UUID) -> Caller | Non
     ).one_or_none()
     if row is None:
         return None
-    sharedkey = SharedKeyFacts(
+    sharedkey = SharedKey(
         id=row.sharedkey_id,
         name=row.sharedkey_name,
         kudos=row.sharedkey_kudos,

@@ -11,7 +11,7 @@ from horde.oai.forms import ChatAnswer, ChatForm, FormName
 from horde.oai.mapping import (
     COMPLETION_ID_PREFIX,
     CompletedReply,
-    CompletionFacts,
+    CompletionHead,
     build_completion,
     build_dry_run_completion,
     get_quoted_model,
@@ -30,23 +30,23 @@ from horde.oai.sse import (
 class ChatCompletionAnswer(ChatAnswer):
     """A completion, or its chunks."""
 
-    def __init__(self, facts: CompletionFacts) -> None:
-        self._facts = facts
+    def __init__(self, head: CompletionHead) -> None:
+        self._head = head
         self._has_begun = False  # the role was sent
 
     def render(self, reply: CompletedReply) -> JsonObject:
         """The completion."""
-        return build_completion(self._facts, reply)
+        return build_completion(self._head, reply)
 
     def write_deltas(self, deltas: Sequence[Delta]) -> bytes:
         """Chunks of text, behind the role's."""
-        events = build_delta_events(self._facts, deltas, has_begun=self._has_begun)
+        events = build_delta_events(self._head, deltas, has_begun=self._has_begun)
         self._has_begun = True
         return encode_events(events)
 
     def finish(self, reply: CompletedReply, remainder: Remainder) -> bytes:
         """The last chunks and the end."""
-        events = build_completion_events(self._facts, reply, remainder, has_begun=self._has_begun)
+        events = build_completion_events(self._head, reply, remainder, has_begun=self._has_begun)
         return encode_events(events) + DONE
 
     def fail(self, error: ErrorAnswer) -> bytes:
@@ -67,7 +67,7 @@ class ChatCompletionForm(ChatForm[ChatCompletionRequest]):
         self, request: ChatCompletionRequest, request_id: str, created: int
     ) -> ChatAnswer:
         """The completion of a request that the horde took."""
-        facts = CompletionFacts(
+        head = CompletionHead(
             request_id=request_id,
             created=created,
             model=request.model,
@@ -75,7 +75,7 @@ class ChatCompletionForm(ChatForm[ChatCompletionRequest]):
             include_reasoning=request.horde.include_reasoning,
             include_usage=request.include_usage,
         )
-        return ChatCompletionAnswer(facts)
+        return ChatCompletionAnswer(head)
 
     def render_quote(
         self, request: ChatCompletionRequest, quote: Mapping[str, Any], created: int

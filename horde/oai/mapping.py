@@ -24,7 +24,7 @@ _FINGERPRINT_DIGITS: Final = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompletionFacts:
+class CompletionHead:
     """What is fixed before the reply; the body itself is dropped once it is submitted.
 
     `model` is None when the client sent a list. `created` is in whole Unix seconds.
@@ -125,43 +125,41 @@ def _get_finish_reason(generation: Mapping[str, Any], *, has_calls: bool) -> str
     return str(ChatFinishReason.TOOL_CALLS if has_calls else ChatFinishReason.STOP)
 
 
-def build_completion(facts: CompletionFacts, reply: CompletedReply) -> JsonObject:
+def build_completion(head: CompletionHead, reply: CompletedReply) -> JsonObject:
     """The answer to a call that does not stream."""
     choice = {
         "index": 0,
-        "message": build_message(facts, reply),
+        "message": build_message(head, reply),
         "finish_reason": reply.finish_reason,
         "native_finish_reason": reply.native_finish_reason,
         "logprobs": None,
     }
     return {
-        "id": facts.completion_id,
+        "id": head.completion_id,
         "object": "chat.completion",
-        "created": facts.created,
+        "created": head.created,
         "model": reply.model,
         "choices": [choice],
-        "usage": build_usage(facts, reply),
+        "usage": build_usage(head, reply),
         "system_fingerprint": build_system_fingerprint(reply.worker_id, reply.model),
-        "x_horde": build_x_horde(facts, reply),
+        "x_horde": build_x_horde(head, reply),
     }
 
 
-def build_message(facts: CompletionFacts, reply: CompletedReply) -> JsonObject:
+def build_message(head: CompletionHead, reply: CompletedReply) -> JsonObject:
     """The assistant's message; keys that say nothing are left out."""
     message: JsonObject = {"role": "assistant", "content": reply.content}
-    if reply.reasoning is not None and facts.include_reasoning:
+    if reply.reasoning is not None and head.include_reasoning:
         message["reasoning_content"] = reply.reasoning
     if reply.tool_calls:
         message["tool_calls"] = list(reply.tool_calls)
     return message
 
 
-def build_usage(facts: CompletionFacts, reply: CompletedReply) -> JsonObject:
+def build_usage(head: CompletionHead, reply: CompletedReply) -> JsonObject:
     """Tokens: the worker's counts, and an estimate for each that it did not report."""
     prompt_tokens = (
-        _estimate_prompt_tokens(facts, reply)
-        if reply.prompt_tokens is None
-        else reply.prompt_tokens
+        _estimate_prompt_tokens(head, reply) if reply.prompt_tokens is None else reply.prompt_tokens
     )
     completion_tokens = reply.completion_tokens
     if completion_tokens is None:
@@ -181,7 +179,7 @@ def is_usage_estimated(reply: CompletedReply) -> bool:
     return reply.prompt_tokens is None or reply.completion_tokens is None
 
 
-def _estimate_prompt_tokens(facts: CompletionFacts, reply: CompletedReply) -> int:
+def _estimate_prompt_tokens(head: CompletionHead, reply: CompletedReply) -> int:
     """The estimate of what was sent, or of what was left of it when old turns were dropped."""
     reason = ChatContextAdjustmentReason.TRUNCATE_OLDEST
     kept = [
@@ -189,7 +187,7 @@ def _estimate_prompt_tokens(facts: CompletionFacts, reply: CompletedReply) -> in
         for entry in reply.context_adjustments or ()
         if entry.get("reason") == reason
     ]
-    return kept[-1] if kept and isinstance(kept[-1], int) else facts.estimated_prompt_tokens
+    return kept[-1] if kept and isinstance(kept[-1], int) else head.estimated_prompt_tokens
 
 
 def _count_reply_characters(reply: CompletedReply) -> int:
@@ -200,7 +198,7 @@ def _count_reply_characters(reply: CompletedReply) -> int:
     return len(reply.content or "") + len(reply.reasoning or "") + called
 
 
-def build_x_horde(_facts: CompletionFacts, reply: CompletedReply) -> JsonObject:
+def build_x_horde(_facts: CompletionHead, reply: CompletedReply) -> JsonObject:
     """Who served and what it cost; `context_adjustments` only when something was adjusted."""
     x_horde: JsonObject = {
         "request_id": _facts.request_id,

@@ -12,7 +12,7 @@ from horde.chat_contract import JsonObject
 from horde.oai.errors import ErrorAnswer
 from horde.oai.mapping import (
     CompletedReply,
-    CompletionFacts,
+    CompletionHead,
     build_system_fingerprint,
     build_usage,
     build_x_horde,
@@ -73,18 +73,18 @@ def build_error_events(error: ErrorAnswer) -> bytes:
 
 
 def build_delta_events(
-    facts: CompletionFacts, deltas: Iterable[Delta], *, has_begun: bool
+    head: CompletionHead, deltas: Iterable[Delta], *, has_begun: bool
 ) -> Iterator[JsonObject]:
     """Chunks of relayed text, behind the role's chunk unless the stream `has_begun`."""
     for delta in deltas:
         if not has_begun:
-            yield _build_chunk(facts, delta.source, {"role": "assistant", "content": ""})
+            yield _build_chunk(head, delta.source, {"role": "assistant", "content": ""})
             has_begun = True
-        yield _build_chunk(facts, delta.source, {_DELTA_KEYS[delta.kind]: delta.text})
+        yield _build_chunk(head, delta.source, {_DELTA_KEYS[delta.kind]: delta.text})
 
 
 def build_completion_events(
-    facts: CompletionFacts,
+    head: CompletionHead,
     reply: CompletedReply,
     remainder: Remainder | None = None,
     *,
@@ -99,27 +99,27 @@ def build_completion_events(
     source = Source(reply.worker_id, reply.model)
     if remainder is None:
         remainder = Remainder(
-            reply.reasoning or "" if facts.include_reasoning else "", reply.content or ""
+            reply.reasoning or "" if head.include_reasoning else "", reply.content or ""
         )
     texts = ((DeltaKind.REASONING, remainder.reasoning), (DeltaKind.CONTENT, remainder.content))
     if not has_begun:
-        yield _build_chunk(facts, source, {"role": "assistant", "content": ""})
+        yield _build_chunk(head, source, {"role": "assistant", "content": ""})
     yield from build_delta_events(
-        facts, (Delta(kind, text, source) for kind, text in texts if text), has_begun=True
+        head, (Delta(kind, text, source) for kind, text in texts if text), has_begun=True
     )
     for index, call in enumerate(reply.tool_calls):
-        yield _build_chunk(facts, source, {"tool_calls": [{"index": index, **call}]})
-    finish = _build_chunk(facts, source, {})
+        yield _build_chunk(head, source, {"tool_calls": [{"index": index, **call}]})
+    finish = _build_chunk(head, source, {})
     finish["choices"][0] |= {
         "finish_reason": reply.finish_reason,
         "native_finish_reason": reply.native_finish_reason,
     }
-    yield finish | {"x_horde": build_x_horde(facts, reply)}
-    if facts.include_usage:
-        yield _build_chunk(facts, source, None) | {"usage": build_usage(facts, reply)}
+    yield finish | {"x_horde": build_x_horde(head, reply)}
+    if head.include_usage:
+        yield _build_chunk(head, source, None) | {"usage": build_usage(head, reply)}
 
 
-def _build_chunk(facts: CompletionFacts, source: Source, delta: JsonObject | None) -> JsonObject:
+def _build_chunk(head: CompletionHead, source: Source, delta: JsonObject | None) -> JsonObject:
     """One chunk; without a delta it has no choice. `usage` is there, as null, only when it was
     asked for.
     """
@@ -131,13 +131,13 @@ def _build_chunk(facts: CompletionFacts, source: Source, delta: JsonObject | Non
         "logprobs": None,
     }
     chunk: JsonObject = {
-        "id": facts.completion_id,
+        "id": head.completion_id,
         "object": "chat.completion.chunk",
-        "created": facts.created,
+        "created": head.created,
         "model": source.model,
         "choices": [] if delta is None else [choice],
     }
-    if facts.include_usage:
+    if head.include_usage:
         chunk["usage"] = None
     chunk["system_fingerprint"] = build_system_fingerprint(source.worker_id, source.model)
     return chunk

@@ -34,7 +34,7 @@ class TextReply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextFacts:
+class TextHead:
     """What is fixed before the reply. `created` is in whole Unix seconds, `request_ids` are in the
     order of the prompts.
     """
@@ -80,50 +80,50 @@ def count_estimated_tokens(text: str) -> int:
     return -(-len(text) // CHARACTERS_PER_COMPLETION_TOKEN)
 
 
-def build_choice(facts: TextFacts, index: int, sample: TextSample) -> Choice:
+def build_choice(head: TextHead, index: int, sample: TextSample) -> Choice:
     """A generation cut at its first stop sequence, which text workers often leave in."""
-    found = [position for stop in facts.stops if (position := sample.text.find(stop)) >= 0]
+    found = [position for stop in head.stops if (position := sample.text.find(stop)) >= 0]
     if sample.state in {"censored", "csam"}:
         reason = "content_filter"
-    elif not found and count_estimated_tokens(sample.text) >= facts.max_tokens:
+    elif not found and count_estimated_tokens(sample.text) >= head.max_tokens:
         reason = "length"
     else:
         reason = "stop"
     return Choice(index, sample.text[: min(found)] if found else sample.text, reason, sample)
 
 
-def list_choices(facts: TextFacts, replies: Sequence[TextReply]) -> list[Choice]:
+def list_choices(head: TextHead, replies: Sequence[TextReply]) -> list[Choice]:
     """Every choice in the order of its index: the samples of the first prompt come first."""
     samples = [sample for reply in replies for sample in reply.samples]
-    return [build_choice(facts, index, sample) for index, sample in enumerate(samples)]
+    return [build_choice(head, index, sample) for index, sample in enumerate(samples)]
 
 
-def build_text_completion(facts: TextFacts, replies: Sequence[TextReply]) -> JsonObject:
+def build_text_completion(head: TextHead, replies: Sequence[TextReply]) -> JsonObject:
     """The answer to a call that does not stream."""
-    choices = list_choices(facts, replies)
+    choices = list_choices(head, replies)
     return {
-        **_build_frame(facts, choices[0].sample),
+        **_build_frame(head, choices[0].sample),
         "choices": [
             _build_choice_object(
-                choice.index, get_echo(facts, choice.index) + choice.text, choice.finish_reason
+                choice.index, get_echo(head, choice.index) + choice.text, choice.finish_reason
             )
             for choice in choices
         ],
-        "usage": build_text_usage(facts, choices),
-        "x_horde": build_text_x_horde(facts, replies),
+        "usage": build_text_usage(head, choices),
+        "x_horde": build_text_x_horde(head, replies),
     }
 
 
-def get_echo(facts: TextFacts, index: int) -> str:
+def get_echo(head: TextHead, index: int) -> str:
     """The prompt of a choice when the client asked for it, else nothing."""
-    return facts.prompts[index // facts.sample_count] if facts.echo else ""
+    return head.prompts[index // head.sample_count] if head.echo else ""
 
 
-def _build_frame(facts: TextFacts, sample: TextSample) -> JsonObject:
+def _build_frame(head: TextHead, sample: TextSample) -> JsonObject:
     return {
-        "id": TEXT_ID_PREFIX + facts.request_ids[0],
+        "id": TEXT_ID_PREFIX + head.request_ids[0],
         "object": "text_completion",
-        "created": facts.created,
+        "created": head.created,
         "model": sample.model,
         "system_fingerprint": build_system_fingerprint(sample.worker_id, sample.model),
     }
@@ -133,9 +133,9 @@ def _build_choice_object(index: int, text: str, finish_reason: str | None) -> Js
     return {"text": text, "index": index, "logprobs": None, "finish_reason": finish_reason}
 
 
-def build_text_usage(facts: TextFacts, choices: Sequence[Choice]) -> JsonObject:
+def build_text_usage(head: TextHead, choices: Sequence[Choice]) -> JsonObject:
     """Estimates: each prompt once, and every choice."""
-    prompt_tokens = sum(map(count_estimated_tokens, facts.prompts))
+    prompt_tokens = sum(map(count_estimated_tokens, head.prompts))
     completion_tokens = sum(count_estimated_tokens(choice.text) for choice in choices)
     return {
         "prompt_tokens": prompt_tokens,
@@ -144,7 +144,7 @@ def build_text_usage(facts: TextFacts, choices: Sequence[Choice]) -> JsonObject:
     }
 
 
-def build_text_x_horde(facts: TextFacts, replies: Sequence[TextReply]) -> JsonObject:
+def build_text_x_horde(head: TextHead, replies: Sequence[TextReply]) -> JsonObject:
     """Who served which of the native requests, and what each cost."""
     return {
         "requests": [
@@ -160,35 +160,35 @@ def build_text_x_horde(facts: TextFacts, replies: Sequence[TextReply]) -> JsonOb
                     for sample in reply.samples
                 ],
             }
-            for request_id, reply in zip(facts.request_ids, replies, strict=True)
+            for request_id, reply in zip(head.request_ids, replies, strict=True)
         ],
         "estimated_usage": True,
     }
 
 
-def build_text_chunks(facts: TextFacts, choice: Choice) -> Iterator[JsonObject]:
+def build_text_chunks(head: TextHead, choice: Choice) -> Iterator[JsonObject]:
     """The chunks of one choice, but for its finish: the prompt where it is wanted, and the text."""
-    for text in (get_echo(facts, choice.index), choice.text):
+    for text in (get_echo(head, choice.index), choice.text):
         if text:
-            yield _build_chunk(facts, choice, _build_choice_object(choice.index, text, None))
+            yield _build_chunk(head, choice, _build_choice_object(choice.index, text, None))
 
 
-def build_finish_chunk(facts: TextFacts, choice: Choice) -> JsonObject:
+def build_finish_chunk(head: TextHead, choice: Choice) -> JsonObject:
     """The last chunk of one choice."""
-    return _build_chunk(facts, choice, _build_choice_object(choice.index, "", choice.finish_reason))
+    return _build_chunk(head, choice, _build_choice_object(choice.index, "", choice.finish_reason))
 
 
-def build_usage_chunk(facts: TextFacts, replies: Sequence[TextReply]) -> JsonObject:
+def build_usage_chunk(head: TextHead, replies: Sequence[TextReply]) -> JsonObject:
     """The last chunk of a stream whose client asked for usage."""
-    choices = list_choices(facts, replies)
-    chunk = _build_chunk(facts, choices[0], None)
-    return chunk | {"usage": build_text_usage(facts, choices)}
+    choices = list_choices(head, replies)
+    chunk = _build_chunk(head, choices[0], None)
+    return chunk | {"usage": build_text_usage(head, choices)}
 
 
-def _build_chunk(facts: TextFacts, choice: Choice, shown: JsonObject | None) -> JsonObject:
+def _build_chunk(head: TextHead, choice: Choice, shown: JsonObject | None) -> JsonObject:
     """One chunk; `usage` is there, as null, only when it was asked for."""
-    chunk = {**_build_frame(facts, choice.sample), "choices": [] if shown is None else [shown]}
-    return chunk | {"usage": None} if facts.include_usage else chunk
+    chunk = {**_build_frame(head, choice.sample), "choices": [] if shown is None else [shown]}
+    return chunk | {"usage": None} if head.include_usage else chunk
 
 
 def build_text_quote(

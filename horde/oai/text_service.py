@@ -27,7 +27,7 @@ from horde.oai.sse import DONE, KEEP_ALIVE, build_error_events, encode_events
 from horde.oai.streaming import EventStream, StreamOutcome, run_stream
 from horde.oai.text_mapping import (
     TEXT_ID_PREFIX,
-    TextFacts,
+    TextHead,
     TextReply,
     TextSample,
     build_choice,
@@ -84,14 +84,14 @@ class TextService:
                 await self._calls.send_object(call, _quote(call, request, submitted), send)
                 return
             call.headers[REQUEST_ID_HEADER] = call.waits[0].request_id
-            facts = _build_facts(call, request)
+            head = _build_head(call, request)
             async with self._calls.waiting(call):
-                replies = await self._deliver(call, facts, watches, send)
+                replies = await self._deliver(call, head, watches, send)
         except FrontFailure:
             await _cancel_all(call)
             raise
         if replies is not None:
-            first = list_choices(facts, replies)[0]
+            first = list_choices(head, replies)[0]
             self._calls.record_delivered(call, finish_reason=first.finish_reason, is_lowered=False)
             call.served_by = (first.sample.worker_id, first.sample.model)
 
@@ -132,7 +132,7 @@ class TextService:
         return submitted
 
     async def _deliver(
-        self, call: OpenCall, facts: TextFacts, watches: "Sequence[_Watch]", send: Send
+        self, call: OpenCall, head: TextHead, watches: "Sequence[_Watch]", send: Send
     ) -> list[TextReply] | None:
         """Wait for every reply and send them; None when an error ended an open stream."""
         waits: list[RequestWait[TextReply]] = call.waits
@@ -158,7 +158,7 @@ class TextService:
 
             if not call.is_stream:
                 replies = await wait_for_all()
-                await self._calls.send_object(call, build_text_completion(facts, replies), send)
+                await self._calls.send_object(call, build_text_completion(head, replies), send)
                 return replies
             stream = self._calls.open_stream(call, send)
             arrivals: Arrivals = asyncio.Queue()
@@ -166,7 +166,7 @@ class TextService:
                 watch.tell(arrivals)
             return await run_stream(
                 stream,
-                lambda: _stream_choices(stream, facts, wait_for_all(), arrivals),
+                lambda: _stream_choices(stream, head, wait_for_all(), arrivals),
                 deadline=call.deadline,
                 request_id=call.native_id,
                 describe=lambda failure: self._calls.describe(failure, call),
@@ -236,14 +236,14 @@ async def _end_all(tasks: Sequence[asyncio.Task[Any]]) -> None:
 
 async def _stream_choices(
     stream: EventStream,
-    facts: TextFacts,
+    head: TextHead,
     waiting: Coroutine[Any, Any, list[TextReply]],
     arrivals: Arrivals,
 ) -> tuple[list[TextReply], StreamOutcome]:
     """Send each choice as it comes, then the end. Raises WaitFailed."""
     replying = asyncio.create_task(waiting)
     replying.add_done_callback(lambda _: arrivals.put_nowait(None))
-    left = len(facts.prompts) * facts.sample_count
+    left = len(head.prompts) * head.sample_count
     try:
         while True:
             try:
@@ -255,27 +255,27 @@ async def _stream_choices(
             if arrived is None:
                 raise AssertionError(replying.result())  # a failure, as samples come before replies
             left -= 1
-            choice = build_choice(facts, *arrived)
-            events = list(build_text_chunks(facts, choice))
+            choice = build_choice(head, *arrived)
+            events = list(build_text_chunks(head, choice))
             if left:
-                events.append(build_finish_chunk(facts, choice))
+                events.append(build_finish_chunk(head, choice))
             if events:
                 await stream.write(encode_events(events))
                 stream.note_text()
             if not left:
                 break
         replies = await replying
-        end = [build_finish_chunk(facts, choice) | {"x_horde": build_text_x_horde(facts, replies)}]
-        if facts.include_usage:
-            end.append(build_usage_chunk(facts, replies))
+        end = [build_finish_chunk(head, choice) | {"x_horde": build_text_x_horde(head, replies)}]
+        if head.include_usage:
+            end.append(build_usage_chunk(head, replies))
         await stream.write(encode_events(end) + DONE, is_last=True)
         return replies, StreamOutcome.WHOLE
     finally:
         await _end_all([replying])
 
 
-def _build_facts(call: OpenCall, request: TextCompletionRequest) -> TextFacts:
-    return TextFacts(
+def _build_head(call: OpenCall, request: TextCompletionRequest) -> TextHead:
+    return TextHead(
         request_ids=tuple(wait.request_id for wait in call.waits),
         created=call.created,
         prompts=request.prompts,

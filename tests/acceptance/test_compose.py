@@ -199,7 +199,7 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installat
 
 @pytest.mark.slow
 def test_the_installation_starts_with_secrets_of_any_characters(installation: Installation) -> None:
-    """U-18: the database, Redis and the store are all reached, from the API and from commands."""
+    """The database, Redis and the store are all reached, from the API and from commands."""
     heartbeat = httpx.get(f"http://{HOST}:{installation.api_port}/api/v2/status/heartbeat").json()
     assert heartbeat["message"] == "OK"
     for words in (["db", "status"], ["kudos", "audit"], ["store", "audit"]):

@@ -317,7 +317,7 @@ def test_a_request_in_flight_is_answered_before_the_end(server: RunningServer) -
 def test_a_killed_master_takes_its_processes_along_and_frees_its_ports_at_once(
     migrated: dict[str, str], tmp_path: Path
 ) -> None:
-    """U-17: a client that keeps its connection alive must not keep an orphan on the port."""
+    """A client that keeps its connection alive must not keep an orphan on the port."""
     port, metrics_port = find_free_ports(2)
     log, stopping = tmp_path / "server.log", threading.Event()
     with running_server(migrated, port, metrics_port, log) as first:

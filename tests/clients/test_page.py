@@ -336,7 +336,7 @@ def test_an_error_is_readable_and_the_message_can_be_sent_again(page: Page, stac
 def test_whoever_finds_no_worker_that_promises_all_is_offered_those_that_promise_less(
     page: Page, stack: Stack
 ) -> None:
-    """U-23: at a click, and from then on."""
+    """At a click, and from then on."""
     with stack.declaring(["tools"]):
         wait_until(lambda: "best_effort" in ask_and_wait(page, "The sky?"))
         assert "Ask workers that promise less" in page.locator("#turns article").last.inner_text()

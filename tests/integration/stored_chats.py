@@ -19,7 +19,7 @@ from horde.classes.kobold.waiting_prompt import (
     TextWaitingPrompt,
     delete_stored_chat_images,
 )
-from horde.classes.kobold.worker import TextRequestFacts
+from horde.classes.kobold.worker import RequestNeeds
 from horde.clock import utcnow
 from horde.db import transaction
 from horde.r2 import ObjectMissing
@@ -68,7 +68,7 @@ def make_stored_chat(
     )
     jpegs = {build_chat_image_key(request_id, n): build_jpeg(n) for n in range(image_count)}
     features = ["vision"] if image_count else []
-    facts = TextRequestFacts(
+    facts = RequestNeeds(
         user_id=user_id,
         is_chat=True,
         models=(MODEL,),

@@ -184,7 +184,6 @@ def test_any_messages_come_out_of_the_pop_as_they_were_sent(
 def test_the_properties_of_a_schema_stay_in_their_order_from_the_front_to_the_backend(
     stack: FrontStack, horde: ChatHorde
 ) -> None:
-    """U-01."""
     response_format = write_format(ANSWER_AFTER_REASONING, "true")
     sent = complete_with_bridge(stack, response_format=response_format)
     assert find_members(sent, "response_format") == describe(response_format)
@@ -368,7 +367,6 @@ def nest(levels: int) -> str:
 def test_a_schema_nested_too_deep_is_told_where_and_how_deep_it_may_be(
     stack: FrontStack, horde: ChatHorde, key: str, param: str, levels: int
 ) -> None:
-    """U-05."""
     written = f"[{write_tool(nest(levels))}]" if key == "tools" else write_format(nest(levels))
     body = write_body(**{key: written})
     answer = post_text(horde, body)

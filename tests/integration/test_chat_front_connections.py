@@ -80,7 +80,7 @@ def read_to_the_end(client: socket.socket) -> bytes:
 def test_a_request_line_with_a_whole_url_is_that_of_its_path(
     stack: FrontStack, origin: bytes
 ) -> None:
-    """U-04: proxies and some clients write one."""
+    """Proxies and some clients write one."""
     with connect(stack.url) as client:
         for path, expected in (
             (b"/health?a=/b", b'{"status":"ok"}'),

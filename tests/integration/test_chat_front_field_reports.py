@@ -372,7 +372,7 @@ def test_fr_33_keys_and_conversations_stay_private(stack: FrontStack) -> None:
 
 
 def test_the_log_of_a_refusal_names_the_key_refused_and_never_its_value(stack: FrontStack) -> None:
-    """U-04: nor a key that is no name, since it may be a prompt."""
+    """Nor a key that is no name, since it may be a prompt."""
     heard, own = _Lines(), logging.getLogger("horde")
     level = own.level
     own.addHandler(heard)

@@ -700,7 +700,7 @@ def test_a_compressed_body_is_415_unread(stack: FrontStack) -> None:
     "encodings", [("identity", "gzip"), ("gzip", "identity"), ("identity, br",)]
 )
 def test_every_line_of_encodings_is_read(stack: FrontStack, encodings: tuple[str, ...]) -> None:
-    """U-04: a second `Content-Encoding` line counts like the first."""
+    """A second `Content-Encoding` line counts like the first."""
     sent = [("authorization", f"Bearer {stack.horde.requester_key}")]
     sent += [("content-encoding", encoding) for encoding in encodings]
     data = json.dumps(build_body()).encode()

@@ -354,7 +354,7 @@ def test_88_a_reply_that_breaks_the_schema_is_not_delivered(stack: FrontStack) -
 def test_a_strict_reply_cut_at_its_limit_says_so_and_what_to_raise(
     stack: FrontStack, kind: str, key: str
 ) -> None:
-    """U-03: whatever the form it was to have."""
+    """Whatever the form it was to have."""
     schema = {"type": "object", "properties": {}, "additionalProperties": False}
     tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
     wanted = {
@@ -389,7 +389,7 @@ def test_a_strict_reply_cut_at_its_limit_says_so_and_what_to_raise(
 def test_a_request_that_no_worker_is_fast_enough_for_is_told_the_length_that_is_served(
     stack: FrontStack, mode: str
 ) -> None:
-    """U-10: without it nobody would know that speed is the reason."""
+    """Without it nobody would know that speed is the reason."""
     stack.horde.take_nothing()
     change_worker("chat worker", speed=2.0)
     changes: dict[str, Any] = {"max_tokens": ..., "max_completion_tokens": 512}
@@ -408,7 +408,7 @@ def test_a_request_that_no_worker_is_fast_enough_for_is_told_the_length_that_is_
 def test_a_schema_that_nests_too_deep_is_named_with_its_path(
     stack: FrontStack, levels: int
 ) -> None:
-    """U-05: the bound of the body's own depth lies far above."""
+    """The bound of the body's own depth lies far above."""
     schema: Body = {"type": "string"}
     for _ in range(levels):
         schema = {"type": "object", "properties": {"a": schema}}
@@ -422,7 +422,7 @@ def test_a_schema_that_nests_too_deep_is_named_with_its_path(
 
 
 def test_a_strict_request_without_a_worker_names_best_effort(stack: FrontStack) -> None:
-    """U-23: before it is queued, for want of kudos, and after."""
+    """Before it is queued, for want of kudos, and after."""
     promising_less = {"chat_features": ["tools"]}
     stack.horde.take_nothing(**promising_less)
     status, error = stack.refuse()

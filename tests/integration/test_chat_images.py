@@ -373,7 +373,7 @@ def test_a_refused_image_asks_nothing_of_the_store(horde: ChatHorde, gate: TcpGa
     answer = horde.submit(messages=with_images(PICTURE, build_data_url(b"no image")), max_tokens=64)
     assert (answer.status_code, answer.json["rc"]) == (400, "SourceImageUnreadable")
     assert list_waiting_deletes() == set()
-    assert not r2.is_left_alone()
+    assert not r2.is_circuit_open()
     open_store(gate)
     check_nothing_left(horde)
 

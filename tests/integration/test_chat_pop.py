@@ -16,7 +16,7 @@ from horde.classes.kobold.processing_generation import TextProcessingGeneration
 from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
 from horde.classes.kobold.worker import (
     EligibilityInputs,
-    TextRequestFacts,
+    RequestNeeds,
     TextWorker,
     get_text_worker_lease_capacity,
 )
@@ -612,7 +612,7 @@ def test_the_speed_gate_of_the_queue_is_that_of_the_rules(horde: ChatHorde, spee
         now=utcnow(),
     )
     for request_id, (is_chat, length) in ids.items():
-        facts = TextRequestFacts(
+        facts = RequestNeeds(
             user_id=1, is_chat=is_chat, models=(MODEL,), max_length=length, max_context_length=2048
         )
         assert (request_id in offered) == (

@@ -307,7 +307,6 @@ def test_a_fault_after_the_cancel_restarts_nothing(horde: ChatHorde) -> None:
 
 
 def test_nothing_waits_of_a_faulted_request(horde: ChatHorde) -> None:
-    """U-06."""
     request_id, job = horde.serve()
     for _ in range(2):
         horde.fault(job["id"])

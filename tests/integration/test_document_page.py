@@ -32,7 +32,7 @@ def document(app: Flask) -> dict[str, Any]:
 
 @pytest.mark.parametrize("path", ["/api", "/api/"])
 def test_the_page_answers_with_and_without_the_slash(app: Flask, path: str) -> None:
-    """U-19: `GET /api` was documented and 404."""
+    """`GET /api` was documented and 404."""
     answer = app.test_client().get(path)
     assert (answer.status_code, answer.mimetype) == (200, "text/html")
     assert "<title>API · Horde</title>" in answer.text

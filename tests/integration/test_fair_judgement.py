@@ -91,7 +91,7 @@ def answer_one(horde: ChatHorde, content: str, *, seconds: float, **request: Any
 
 
 def test_a_first_short_reply_after_a_slow_load_does_not_starve_the_worker(horde: ChatHorde) -> None:
-    """U-10: "Yes." after 9 s of loading made 2.2 tokens a second, too slow for a default chat."""
+    """ "Yes." after 9 s of loading made 2.2 tokens a second, too slow for a default chat."""
     horde.take_nothing()
     answer_one(horde, "Yes.", seconds=9)
     samples.refresh_worker_speeds()
@@ -291,7 +291,7 @@ def count_drops(name: str = WORKER) -> tuple[int, int, bool]:
 
 
 def test_seven_cheap_requests_do_not_retire_an_honest_worker(horde: ChatHorde) -> None:
-    """U-13: each faulted three times on the only worker, which made 21 drops within an hour."""
+    """Each faulted three times on the only worker, which made 21 drops within an hour."""
     horde.take_nothing()
     for _ in range(7):
         assert horde.status(drop(horde))["faulted"]
@@ -314,7 +314,7 @@ def test_a_worker_that_drops_many_requests_is_retired(
 
 
 def test_prompts_that_the_horde_estimated_to_fit_retire_nobody(horde: ChatHorde) -> None:
-    """U-09: three overflows a request, seven requests, and the worker was in maintenance."""
+    """Three overflows a request, seven requests, and the worker was in maintenance."""
     horde.take_nothing()
     for _ in range(8):
         drop(horde, fault_reason="prompt_overflow")
@@ -406,7 +406,7 @@ def list_models(horde: ChatHorde, query: str = "type=text&chat=true") -> list[st
 
 
 def test_a_worker_that_leaves_gets_no_job_and_is_offline_at_once(horde: ChatHorde) -> None:
-    """U-08: its model stayed listed for five minutes, and requests waited for nobody."""
+    """Its model stayed listed for five minutes, and requests waited for nobody."""
     horde.take_nothing()
     request_id = horde.queue()
     assert horde.status(request_id)["is_possible"]
@@ -561,7 +561,7 @@ def test_whatever_changes_who_may_serve_is_known_to_every_process_at_once(
 def test_a_request_does_not_go_on_being_possible_after_its_last_worker(
     restored_owner: ChatHorde, change: str
 ) -> None:
-    """U-08: some processes said yes for a minute more, others no."""
+    """Some processes said yes for a minute more, others no."""
     horde = restored_owner
     horde.take_nothing()
     request_id = horde.queue(horde={"trusted_workers": True})

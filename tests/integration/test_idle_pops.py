@@ -192,7 +192,7 @@ def test_work_is_found_a_tick_later_where_the_leader_could_not_tell_of_it(
         raise ServiceUnavailable("The database is away.")
 
     with monkeypatch.context() as patch:
-        patch.setattr(threads, "get_queue_class_facts", fail)
+        patch.setattr(threads, "get_needs_of_classes", fail)
         with pytest.raises(ServiceUnavailable):
             threads.publish_queue_order()
     assert pop(horde)["id"] is None
@@ -413,7 +413,7 @@ def test_a_store_that_goes_away_makes_workers_look(
     horde: ChatHorde, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert count_statements(horde) == 0
-    monkeypatch.setattr(r2, "is_left_alone", lambda: True)
+    monkeypatch.setattr(r2, "is_circuit_open", lambda: True)
     assert count_statements(horde) > 0
 
 

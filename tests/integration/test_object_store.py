@@ -283,7 +283,7 @@ def test_a_silent_store_holds_one_caller_and_no_other() -> None:
             "a_chat_messages.json",
         ]
         assert r2.sign_download_url("a_chat_0.jpg", 600)
-        assert r2.is_left_alone()
+        assert r2.is_circuit_open()
         assert silent.count_knocks() == 0
     finally:
         r2.disconnect()
@@ -309,7 +309,7 @@ def test_after_the_pause_one_call_tries_and_its_success_lets_all_through(
     gate.open()
     put_fails(key)
     assert r2.delete_objects([key]) == [key]
-    while r2.is_left_alone():
+    while r2.is_circuit_open():
         time.sleep(0.05)
     meanwhile: list[list[str]] = []
     put = r2._get_client().put_object
@@ -327,7 +327,7 @@ def test_after_the_pause_one_call_tries_and_its_success_lets_all_through(
 
 
 @pytest.mark.parametrize(
-    ("status", "error_code", "is_left_alone"),
+    ("status", "error_code", "is_circuit_open"),
     [
         (403, "AccessDenied", False),
         (404, "NoSuchKey", False),
@@ -336,7 +336,7 @@ def test_after_the_pause_one_call_tries_and_its_success_lets_all_through(
     ],
 )
 def test_an_answer_leaves_the_store_alone_only_when_it_is_in_trouble(
-    status: int, error_code: str, is_left_alone: bool
+    status: int, error_code: str, is_circuit_open: bool
 ) -> None:
     with answering(status, error_code) as (address, seen):
         r2.connect(build_config(address, "images", ("key", "secret")))
@@ -346,8 +346,8 @@ def test_an_answer_leaves_the_store_alone_only_when_it_is_in_trouble(
         ):
             with pytest.raises(StoreUnavailable):
                 call()
-        assert r2.is_left_alone() == is_left_alone
-        assert ("PUT" in seen) != is_left_alone
+        assert r2.is_circuit_open() == is_circuit_open
+        assert ("PUT" in seen) != is_circuit_open
         r2.disconnect()
 
 

@@ -75,7 +75,7 @@ def run(
 def test_commands_that_touch_no_key_need_no_secret_key(
     run: Run, databases: dict[str, str], words: list[str]
 ) -> None:
-    """U-19: an audit from a machine of the operator does not need the salt of all keys."""
+    """An audit from a machine of the operator does not need the salt of all keys."""
     # The bucket of the tests holds objects of rows in their databases; nobody has made this one.
     code, output, errors = run(
         databases["present"], *words, R2_SOURCE_IMAGE_BUCKET="made-by-nobody"
@@ -119,7 +119,7 @@ def test_a_database_that_is_away_is_one_sentence(run: Run, words: list[str]) -> 
 def test_the_version_that_an_ai_horde_brings_is_called_present(
     run: Run, databases: dict[str, str]
 ) -> None:
-    """U-19: it was listed as not applied, beside tables that it had made."""
+    """It was listed as not applied, beside tables that it had made."""
     code, output, _ = run(databases["foreign"], "db", "status")
     first, *others = output.splitlines()
     assert (code, first) == (3, "5.1.14  present before this server")
@@ -178,7 +178,7 @@ def test_the_version_is_told(run: Run, databases: dict[str, str]) -> None:
 def test_a_migration_waits_for_a_database_that_is_starting(
     run: Run, service_urls: ServiceAddresses
 ) -> None:
-    """U-18: the container of the database is there before the database is."""
+    """The container of the database is there before the database is."""
     url = make_database(service_urls.database_url, "commands_starting")
     gate = TcpGate(url)
     gate.close()

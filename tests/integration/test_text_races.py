@@ -28,7 +28,7 @@ from horde.classes.base.waiting_prompt import WaitingPrompt, WPAllowedWorkers
 from horde.classes.base.worker import Worker, WorkerModel
 from horde.classes.kobold.processing_generation import TextProcessingGeneration
 from horde.classes.kobold.queue_class import compute_queue_class
-from horde.classes.kobold.worker import EligibilityInputs, TextRequestFacts, TextWorker
+from horde.classes.kobold.worker import EligibilityInputs, RequestNeeds, TextWorker
 from horde.clock import utcnow
 from horde.database.queue_claims import claim_next_request
 from horde.database.text_functions import get_sorted_text_wp_filtered_to_worker
@@ -543,7 +543,7 @@ def test_the_queue_query_and_the_rule_agree(
             str(wanted.pop("lists"))
         ]
         user_id = owner if wanted.pop("of_owner") else other
-        facts = TextRequestFacts(user_id=user_id, worker_ids=frozenset(listed), **wanted)
+        facts = RequestNeeds(user_id=user_id, worker_ids=frozenset(listed), **wanted)
         wp_id = store(facts)
         if worker.can_generate_with_eligibility_inputs(facts, inputs) is None:
             expected.add(wp_id)
@@ -555,7 +555,7 @@ def test_the_queue_query_and_the_rule_agree(
     assert taken == expected
 
 
-def store(facts: TextRequestFacts) -> UUID:
+def store(facts: RequestNeeds) -> UUID:
     """A waiting request of these facts."""
     wp_id = make_request(
         facts.user_id,

@@ -57,7 +57,6 @@ def read(horde: TextHorde, request_id: str, key: str | None) -> Any:
 
 
 def test_whoever_sent_a_request_reads_it_back(horde: TextHorde, owner: tuple[int, str]) -> None:
-    """U-07."""
     owner_id, key = owner
     workers = [str(make_worker(owner_id)), str(make_worker(owner_id))]
     sent = {

@@ -400,7 +400,7 @@ def test_a_cancel_of_a_waiting_request_ends_its_hold(horde: TextHorde, key: str)
 
 
 def test_nothing_waits_of_a_faulted_request(horde: TextHorde, key: str) -> None:
-    """U-06: whether its generations were given back or not."""
+    """Whether its generations were given back or not."""
     request_id = horde.queue(params={"n": 4})
     assert horde.status(request_id)["waiting"] == 4
     for _ in range(3):

@@ -244,7 +244,7 @@ def test_sized_request_fits_its_context(
 
 
 def test_a_long_chinese_conversation_is_trimmed_and_not_overflowed_at_the_worker() -> None:
-    """U-09: 21 messages of 800 letters, each about a token, for a worker of 8,192 tokens."""
+    """21 messages of 800 letters, each about a token, for a worker of 8,192 tokens."""
     messages = [
         {"role": "assistant" if number % 2 else "user", "content": "天地玄黃宇宙洪荒" * 100}
         for number in range(21)

@@ -357,7 +357,7 @@ def test_78_a_gap_says_what_is_missing(
     "missing", [["prompt_overflow_refused"], ["structured_output_enforced", "tool_choice_enforced"]]
 )
 def test_a_gap_of_guarantees_alone_says_what_goes_without_them(missing: list[str]) -> None:
-    """U-23: a strict request finds workers that promise less when it asks for them."""
+    """A strict request finds workers that promise less when it asks for them."""
     reason = {"missing_declarations": missing, "exceeded_limits": []}
     failed = WaitFailed(WaitFailure.DECLARATION_GAP, "id", WaitDetails(impossible_reason=reason))
     assert 'horde.conformance: "best_effort"' in _wait_error(failed).answer.message
@@ -387,7 +387,7 @@ def test_a_gap_of_a_limit_says_what_to_lower(exceeded: str, advice: str) -> None
 def test_a_request_that_speed_alone_rules_out_is_told_the_length_that_is_served(
     kind: WaitFailure,
 ) -> None:
-    """U-10: under the client's own name of the key."""
+    """Under the client's own name of the key."""
     failed = WaitFailed(kind, "id", WaitDetails(largest_max_length=120))
     answer = build_error(failed, name_as_sent).answer
     assert "'max_completion_tokens' to 120 or less" in answer.message
@@ -404,7 +404,6 @@ def test_every_failure_of_a_queued_request_says_what_to_do(kind: WaitFailure) ->
 
 
 def test_a_retry_is_never_asked_for_at_once() -> None:
-    """U-19."""
     refused = NativeRefused(429, {"message": "2 per 1 second"}, retry_after="0")
     assert build_error(refused).answer.headers["Retry-After"] == "1"
 

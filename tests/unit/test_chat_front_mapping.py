@@ -7,7 +7,7 @@ import pytest
 
 from horde.oai.mapping import (
     CompletedReply,
-    CompletionFacts,
+    CompletionHead,
     build_completion,
     build_dry_run_completion,
     build_message,
@@ -20,7 +20,7 @@ from horde.oai.mapping import (
     parse_completed_reply,
 )
 
-FACTS = CompletionFacts(
+FACTS = CompletionHead(
     request_id="id",
     created=7,
     model="m",
@@ -131,7 +131,7 @@ def test_51_reasoning_is_shown_unless_it_is_hidden() -> None:
         "content": "a",
         "reasoning_content": "b",
     }
-    hidden = CompletionFacts(
+    hidden = CompletionHead(
         request_id="id",
         created=7,
         model="m",

@@ -325,7 +325,7 @@ HINT = {"type": "ephemeral"}
 
 
 def test_hints_for_caches_are_left_out_wherever_they_stand() -> None:
-    """U-04: they ask for nothing that the answer would show."""
+    """They ask for nothing that the answer would show."""
     schema = {"type": "object", "properties": {"cache_control": {"type": "string"}}}
     hinted = parse(
         cache_control=HINT,
@@ -390,7 +390,6 @@ def test_tools_that_are_none_are_refused_at_their_place(tools: object) -> None:
 
 
 def test_the_format_of_an_image_and_statistics_within_a_stream_are_left_out() -> None:
-    """U-04."""
     image = {"url": "data:image/png;base64,AA==", "format": "image/png", "detail": "low"}
     body = parse(
         messages=[{"role": "user", "content": [{"type": "image_url", "image_url": image}]}],
@@ -408,7 +407,7 @@ def test_the_format_of_an_image_and_statistics_within_a_stream_are_left_out() ->
 
 
 def test_no_parts_beside_calls_are_no_content() -> None:
-    """U-04: and nowhere else."""
+    """And nowhere else."""
     answered = {"role": "tool", "tool_call_id": "call_1", "content": "x"}
     called = {"role": "assistant", "content": [], "tool_calls": [CALL]}
     body = parse(messages=[USER, called, answered]).native_body
@@ -435,7 +434,7 @@ def allow(mode: object, *names: str, **changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("mode", ["auto", "required"])
 @pytest.mark.parametrize("is_choice_first", [False, True])
 def test_a_choice_among_some_tools_offers_those_alone(mode: str, is_choice_first: bool) -> None:
-    """U-04: the tools are narrowed, and the mode is the choice."""
+    """The tools are narrowed, and the mode is the choice."""
     tools = [build_tool(name) for name in ("a", "b", "c")]
     changes = {"tools": tools, "tool_choice": allow(mode, "c", "a")}
     body = forward(**dict(sorted(changes.items(), reverse=is_choice_first)))
@@ -493,7 +492,7 @@ def nest(levels: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("levels", [11, 48, 100])
 def test_a_schema_that_nests_too_deep_is_named(levels: int) -> None:
-    """U-05: whatever it is the schema of."""
+    """Whatever it is the schema of."""
     tool = {"type": "function", "function": {"name": "f", "parameters": nest(levels)}}
     assert refuse(tools=[tool]) == ("unsupported_value", "tools[0].function.parameters")
     wanted = {"type": "json_schema", "json_schema": {"name": "f", "schema": nest(levels)}}

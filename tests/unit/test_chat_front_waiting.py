@@ -352,7 +352,7 @@ def test_fail_fast_is_not_asked_again() -> None:
 
 @pytest.mark.parametrize("is_fail_fast", [False, True])
 def test_fail_fast_gives_up_no_later_than_wait_when_the_workers_leave(is_fail_fast: bool) -> None:
-    """U-08: they were there at the first reading and went before any of them began."""
+    """They were there at the first reading and went before any of them began."""
     scene = Scene(WAITING, IMPOSSIBLE, is_fail_fast=is_fail_fast)
     assert scene.fail().kind is WaitFailure.NO_WORKER_GRACE
     assert scene.clock.now - 100.0 == 70.0

@@ -14,7 +14,7 @@ from horde.classes.kobold.chat_request import SubmissionState, VerifiedChatReply
 from horde.classes.kobold.reply_schema import (
     SchemaHelperUnavailable,
     SchemaVerdict,
-    check_content_against_schema,
+    judge_content_by_schema,
 )
 from horde.exceptions import BadRequest
 from horde.return_codes import ReturnCode
@@ -232,11 +232,11 @@ FAN_OUT: dict[str, Any] = {
 def test_hostile_schema_cannot_be_compiled_and_ends_in_time(
     content: str, schema: dict[str, Any]
 ) -> None:
-    check_content_against_schema("{}", {})  # a helper that is running already
+    judge_content_by_schema("{}", {})  # a helper that is running already
     started = time.monotonic()
-    assert check_content_against_schema(content, schema) is SchemaVerdict.UNCOMPILABLE
+    assert judge_content_by_schema(content, schema) is SchemaVerdict.UNCOMPILABLE
     assert time.monotonic() - started < 60
-    assert check_content_against_schema("{}", COLOUR) is SchemaVerdict.MISMATCH
+    assert judge_content_by_schema("{}", COLOUR) is SchemaVerdict.MISMATCH
 
 
 def test_refusal_of_an_uncompilable_schema_says_so() -> None:
@@ -269,22 +269,22 @@ def test_refusal_of_an_uncompilable_schema_says_so() -> None:
 def test_schema_is_read_by_its_draft_or_else_2020_12(
     schema: dict[str, Any], verdict: SchemaVerdict
 ) -> None:
-    assert check_content_against_schema("[1]", schema) is verdict
+    assert judge_content_by_schema("[1]", schema) is verdict
 
 
 def test_helper_killed_from_outside_is_replaced() -> None:
-    check_content_against_schema("{}", {})
+    judge_content_by_schema("{}", {})
     for helper in reply_schema._pool._idle:
         helper.process.kill()
         helper.process.wait()
-    assert check_content_against_schema("{}", {}) is SchemaVerdict.MATCH
+    assert judge_content_by_schema("{}", {}) is SchemaVerdict.MATCH
 
 
 def test_threads_share_the_helpers() -> None:
     verdicts: list[SchemaVerdict] = []
     threads = [
         threading.Thread(
-            target=lambda: verdicts.append(check_content_against_schema('{"shade": "x"}', COLOUR))
+            target=lambda: verdicts.append(judge_content_by_schema('{"shade": "x"}', COLOUR))
         )
         for _ in range(8)
     ]
@@ -297,14 +297,14 @@ def test_threads_share_the_helpers() -> None:
 
 
 def test_forked_process_starts_helpers_of_its_own() -> None:
-    check_content_against_schema("{}", {})
+    judge_content_by_schema("{}", {})
     child = os.fork()
     if child == 0:
-        is_right = check_content_against_schema("{}", COLOUR) is SchemaVerdict.MISMATCH
+        is_right = judge_content_by_schema("{}", COLOUR) is SchemaVerdict.MISMATCH
         reply_schema._pool.close()
         os._exit(0 if is_right else 1)
     assert os.waitpid(child, 0)[1] == 0
-    assert check_content_against_schema("{}", {}) is SchemaVerdict.MATCH
+    assert judge_content_by_schema("{}", {}) is SchemaVerdict.MATCH
 
 
 def test_hostile_replies_sent_at_once_hold_a_bounded_number_of_threads(
@@ -315,10 +315,10 @@ def test_hostile_replies_sent_at_once_hold_a_bounded_number_of_threads(
     monkeypatch.setattr(reply_schema._pool, "_places", threading.BoundedSemaphore(2))
     reply_schema._pool._slots.acquire()
     with pytest.raises(SchemaHelperUnavailable) as waited:
-        check_content_against_schema("{}", {})
+        judge_content_by_schema("{}", {})
     assert (waited.value.status, waited.value.rc) == (503, None)
     monkeypatch.setattr(reply_schema._pool, "wait_seconds", 60)
     for _ in range(2):
         reply_schema._pool._places.acquire()
     with pytest.raises(SchemaHelperUnavailable):  # at once
-        check_content_against_schema("{}", {})
+        judge_content_by_schema("{}", {})

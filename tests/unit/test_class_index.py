@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 
 from horde.classes.kobold.class_index import ClassIndex
-from horde.classes.kobold.worker import TextRequestFacts
+from horde.classes.kobold.worker import RequestNeeds
 
 
-def build_facts(*models: str, **changes: Any) -> TextRequestFacts:
+def build_needs(*models: str, **changes: Any) -> RequestNeeds:
     values: dict[str, Any] = {
         "user_id": 1,
         "is_chat": False,
         "max_length": 80,
         "max_context_length": 1024,
     }
-    return TextRequestFacts(models=models, **(values | changes))
+    return RequestNeeds(models=models, **(values | changes))
 
 
 def list_numbers(index: ClassIndex, *models: str, chat_model: str | None = None) -> list[int]:
@@ -26,12 +26,12 @@ def list_numbers(index: ClassIndex, *models: str, chat_model: str | None = None)
 
 INDEX = ClassIndex(
     {
-        1: build_facts("a"),
-        2: build_facts("b"),
-        3: build_facts("a", "b"),
-        4: build_facts(),
-        5: build_facts("a", is_chat=True),
-        6: build_facts("c", trusted_workers=True),
+        1: build_needs("a"),
+        2: build_needs("b"),
+        3: build_needs("a", "b"),
+        4: build_needs(),
+        5: build_needs("a", is_chat=True),
+        6: build_needs("c", trusted_workers=True),
     }
 )
 
@@ -61,25 +61,25 @@ def test_what_is_not_for_a_worker_is_counted_by_kind() -> None:
 
 
 def test_ten_thousand_models_are_one_kind() -> None:
-    index = ClassIndex({number: build_facts(f"model {number}") for number in range(10_000)})
+    index = ClassIndex({number: build_needs(f"model {number}") for number in range(10_000)})
     own = index.list_for(("model 7",), None)
     assert [indexed.number for indexed in own] == [7]
     assert list(index.count_others(own, {}).values()) == [9999]
 
 
 def test_an_index_made_from_an_earlier_one_holds_the_same() -> None:
-    facts = {1: build_facts("a"), 7: build_facts("a", "z")}
-    index = ClassIndex(facts, INDEX)
+    needs = {1: build_needs("a"), 7: build_needs("a", "z")}
+    index = ClassIndex(needs, INDEX)
     assert list_numbers(index, "a") == [1, 7]
-    assert index.count_others(index.list_for(("z",), None), {}) == ClassIndex(facts).count_others(
-        ClassIndex(facts).list_for(("z",), None), {}
+    assert index.count_others(index.list_for(("z",), None), {}) == ClassIndex(needs).count_others(
+        ClassIndex(needs).list_for(("z",), None), {}
     )
 
 
 def test_every_request_is_counted_once_whatever_the_worker_offers() -> None:
     draw = random.Random(3)
-    facts = {
-        number: build_facts(
+    needs = {
+        number: build_needs(
             *draw.sample("abcdef", draw.randint(0, 3)),
             is_chat=False,
             nsfw=draw.random() < 0.5,
@@ -87,14 +87,14 @@ def test_every_request_is_counted_once_whatever_the_worker_offers() -> None:
         )
         for number in range(200)
     }
-    counts = {number: draw.randint(1, 9) for number in facts}
-    index = ClassIndex(facts)
+    counts = {number: draw.randint(1, 9) for number in needs}
+    index = ClassIndex(needs)
     for _ in range(50):
         models = draw.sample("abcdef", draw.randint(1, 6))
         own = index.list_for(models, None)
         wanted = {
             number
-            for number, of_class in facts.items()
+            for number, of_class in needs.items()
             if not of_class.models or set(models) & set(of_class.models)
         }
         assert {indexed.number for indexed in own} == wanted

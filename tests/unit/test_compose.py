@@ -59,7 +59,7 @@ def list_documented(section_of_front: bool) -> set[str]:
 def test_every_setting_of_the_reference_reaches_its_container(
     services: dict[str, Service], service: str, of_front: bool
 ) -> None:
-    """U-18: a setting in .env that reaches no container is silently ignored."""
+    """A setting in .env that reaches no container is silently ignored."""
     passed = services[service].environment.keys()
     documented = list_documented(of_front)
     assert len(documented) > 15
@@ -69,7 +69,7 @@ def test_every_setting_of_the_reference_reaches_its_container(
 
 
 def test_a_value_from_env_arrives_under_its_own_name() -> None:
-    """Those named in U-18, in the words an operator writes."""
+    """Settings in the words an operator writes."""
     values = {
         "ADMINS": '["admin#1"]',
         "HORDE_TRUSTED_PROXIES": "172.16.0.0/12",

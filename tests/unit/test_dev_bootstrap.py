@@ -78,7 +78,7 @@ def test_an_old_interpreter_is_refused_with_its_version(tmp_path: Path) -> None:
 def test_an_interpreter_without_ensurepip_is_refused_with_the_package_that_has_it(
     tmp_path: Path,
 ) -> None:
-    """U-19: Debian's Python 3.13 needs python3.13-venv, whatever version this project was made
+    """Debian's Python 3.13 needs python3.13-venv, whatever version this project was made
     with.
     """
     script = f"{say_version('3 13 5')}; echo it lacks ensurepip >&2; exit 1"

@@ -94,7 +94,7 @@ def test_stopping_what_does_not_run_removes_the_stale_file(tmp_path: Path) -> No
 def test_a_state_that_is_a_file_is_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, inside: str
 ) -> None:
-    """U-19: nothing is started, and nobody reads a traceback."""
+    """Nothing is started, and nobody reads a traceback."""
     (tmp_path / "file").touch()
     words = [command, "--state", str(tmp_path / "file" / inside)]
     code = commands.run(command_line.parse([*words, *(["--no-worker"] * (command == "run"))]))
@@ -161,7 +161,7 @@ def test_restarts_of_long_ago_are_forgotten() -> None:
 
 
 def test_a_program_is_started_again_once_its_port_is_free(tmp_path: Path) -> None:
-    """U-17: an orphan that holds the port would use up the restarts."""
+    """An orphan that holds the port would use up the restarts."""
     holder = socket.create_server(("127.0.0.1", 0))
     child = Child("x", ["/bin/true"], tmp_path / "log", port=holder.getsockname()[1])
     threading.Timer(0.3, holder.close).start()

@@ -161,6 +161,30 @@ def parse_version(name: str) -> list[int]:
     return [int(part) for part in name.split(".")]
 
 
+def test_what_is_named_a_check_returns_nothing() -> None:
+    """A name that promises a refusal alone hides the value that the caller goes on with."""
+    returning = {
+        (path, node.name)
+        for path, module in MODULES
+        for node in ast.walk(module)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and re.match(r"_?(check|verify)_(?!in\b)", node.name)
+        and ast.unparse(node.returns or ast.Constant(None)) != "None"
+    }
+    # The code map fixes the name.
+    assert returning == {("classes/kobold/chat_request.py", "verify_chat_reply")}
+
+
+def test_no_test_is_named_or_explained_by_a_number_of_a_list() -> None:
+    numbered = {
+        path.relative_to(ROOT).as_posix()
+        for folder in ("horde", "tests", "devtools", "benchmarks")
+        for path in (ROOT / folder).rglob("*.py")
+        if re.search(r"\b[UF]-[0-9]{1,2}\b|_[uf][0-9]{2}_", path.read_text(encoding="utf-8"))
+    }
+    assert numbered == set()
+
+
 def test_no_import_hides_the_name_of_a_module_of_this_project() -> None:
     """`from horde.x import y as z` sends readers looking for a file that does not exist."""
     hidden = {

@@ -98,7 +98,7 @@ def test_a_full_memory_of_windows_forgets_those_that_ended_and_then_the_longest_
 
 @pytest.mark.parametrize(("seconds_left", "answered"), [(0.0, 1), (0.4, 1), (16.9, 17)])
 def test_nobody_is_told_to_come_back_at_once(seconds_left: float, answered: int) -> None:
-    """U-19: in the last second of a window a clock that counts whole seconds says 0."""
+    """In the last second of a window a clock that counts whole seconds says 0."""
     counted = CountedRequest(parse("2/second"), count=3, resets_at=time.time() + seconds_left)
     response = Response()
     counted.write_headers(response)

@@ -93,7 +93,7 @@ def test_the_version_is_that_of_the_project() -> None:
 
 
 def test_every_return_code_says_what_to_do_in_the_table_and_in_its_message() -> None:
-    """U-03: a refusal names the remedy."""
+    """A refusal names the remedy."""
     rows = [row for row in read_rows("errors.md") if not row[0].startswith("`message`")]
     remedies = {code: row[3] for row in rows if len(row) == 4 for code in read_codes(row[0])}
     assert set(remedies) - {"rc"} == {str(code) for code in ReturnCode}

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from horde.classes.kobold.queue_class import least_facts_of_class
-from horde.classes.kobold.worker import TextRequestFacts
+from horde.classes.kobold.queue_class import least_needs_of_class
+from horde.classes.kobold.worker import RequestNeeds
 
 # No request lists it, since names are not empty: a class that is not for the worker.
 NO_MODEL = ""
@@ -18,34 +18,34 @@ NO_MODEL = ""
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IndexedClass:
-    """A class with its facts, those of its smallest request, and its kind."""
+    """A class with its needs, those of its smallest request, and its kind."""
 
     number: int
-    facts: TextRequestFacts
-    least: TextRequestFacts
-    kind: TextRequestFacts
+    needs: RequestNeeds
+    least: RequestNeeds
+    kind: RequestNeeds
 
 
 class ClassIndex:
     """The classes of one reading of the queue."""
 
     def __init__(
-        self, facts: Mapping[int, TextRequestFacts], before: "ClassIndex | None" = None
+        self, needs: Mapping[int, RequestNeeds], before: "ClassIndex | None" = None
     ) -> None:
-        """`before` is an earlier index, whose classes are taken over: their facts never change."""
+        """`before` is an earlier index, whose classes are taken over: their needs never change."""
         known = {} if before is None else before._classes
         self._classes: dict[int, IndexedClass] = {
             number: known.get(number) or _index_class(number, of_class)
-            for number, of_class in facts.items()
+            for number, of_class in needs.items()
         }
         self._by_model: dict[tuple[bool, str | None], list[IndexedClass]] = {}
-        self._by_kind: dict[TextRequestFacts, list[int]] = {}
+        self._by_kind: dict[RequestNeeds, list[int]] = {}
         for number, indexed in self._classes.items():
-            of_class = indexed.facts
+            of_class = indexed.needs
             for model in of_class.models or (None,):
                 self._by_model.setdefault((of_class.is_chat, model), []).append(indexed)
             self._by_kind.setdefault(indexed.kind, []).append(number)
-        self._totals: tuple[object, dict[TextRequestFacts, int]] = (None, {})
+        self._totals: tuple[object, dict[RequestNeeds, int]] = (None, {})
 
     @property
     def is_empty(self) -> bool:
@@ -63,7 +63,7 @@ class ClassIndex:
 
     def count_others(
         self, own: Collection[IndexedClass], counts: Mapping[int, int]
-    ) -> dict[TextRequestFacts, int]:
+    ) -> dict[RequestNeeds, int]:
         """Requests of each kind outside of a worker's own classes; `counts` has those of each
         class, and one that it does not know yet has one.
         """
@@ -72,7 +72,7 @@ class ClassIndex:
             left[indexed.kind] -= counts.get(indexed.number, 1)
         return {kind: count for kind, count in left.items() if count > 0}
 
-    def _sum_kinds(self, counts: Mapping[int, int]) -> dict[TextRequestFacts, int]:
+    def _sum_kinds(self, counts: Mapping[int, int]) -> dict[RequestNeeds, int]:
         """Requests of each kind; kept for as long as the same counts are used."""
         used, totals = self._totals
         if used is not counts:
@@ -84,6 +84,6 @@ class ClassIndex:
         return totals
 
 
-def _index_class(number: int, facts: TextRequestFacts) -> IndexedClass:
-    least = least_facts_of_class(facts)
-    return IndexedClass(number, facts, least, replace(least, models=(NO_MODEL,), user_id=0))
+def _index_class(number: int, needs: RequestNeeds) -> IndexedClass:
+    least = least_needs_of_class(needs)
+    return IndexedClass(number, needs, least, replace(least, models=(NO_MODEL,), user_id=0))

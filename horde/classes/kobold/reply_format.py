@@ -11,7 +11,7 @@ from typing import NoReturn
 from horde.chat.reply_rules import nonconformant_reply
 from horde.chat.strict_schema import find_strict_schema
 from horde.chat.wire import ChatExtras, Reply
-from horde.classes.kobold.reply_schema import SchemaVerdict, check_content_against_schema
+from horde.classes.kobold.reply_schema import SchemaVerdict, judge_content_by_schema
 
 
 def check_response_format(message: Reply, extras: ChatExtras) -> None:
@@ -31,7 +31,7 @@ def check_response_format(message: Reply, extras: ChatExtras) -> None:
 
 
 def _check_schema(content: str, schema: object) -> None:
-    verdict = check_content_against_schema(content, schema)
+    verdict = judge_content_by_schema(content, schema)
     if verdict is SchemaVerdict.UNCOMPILABLE:
         raise nonconformant_reply(
             "The reply cannot be checked: the request's 'response_format' schema cannot be"

@@ -46,7 +46,7 @@ _pool: Final = HelperPool(
 )
 
 
-def check_content_against_schema(content: str, schema: object) -> SchemaVerdict:
+def judge_content_by_schema(content: str, schema: object) -> SchemaVerdict:
     """Whether a reply's text is JSON that matches a schema, by the draft its `$schema` declares or
     else 2020-12.
 

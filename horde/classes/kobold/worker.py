@@ -72,7 +72,7 @@ REPORTED_SKIP_REASONS = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextRequestFacts:
+class RequestNeeds:
     """What of a text or chat request decides who may serve it."""
 
     user_id: int
@@ -215,7 +215,7 @@ class TextWorker(Worker):
             setattr(self, name, value)
         return changed
 
-    def chat_refusal_reason(self, request: TextRequestFacts) -> ChatRefusal | None:
+    def chat_refusal_reason(self, request: RequestNeeds) -> ChatRefusal | None:
         """Why the declaration of the latest pop does not cover a chat request; None when it
         does.
         """
@@ -241,7 +241,7 @@ class TextWorker(Worker):
             return ChatRefusal(reason=SkipReason(exceeded[0]), exceeded_limits=exceeded)
         return None
 
-    def _exceeded_chat_limits(self, request: TextRequestFacts) -> tuple[str, ...]:
+    def _exceeded_chat_limits(self, request: RequestNeeds) -> tuple[str, ...]:
         exceeded = []
         if request.max_context_length > (self.chat_max_context_length or 0):
             exceeded.append(ChatLimitField.MAX_CONTEXT_LENGTH.value)
@@ -257,7 +257,7 @@ class TextWorker(Worker):
         return tuple(exceeded)
 
     def can_generate_with_eligibility_inputs(
-        self, request: TextRequestFacts, inputs: EligibilityInputs
+        self, request: RequestNeeds, inputs: EligibilityInputs
     ) -> ChatRefusal | None:
         """Why this worker may not serve the request now; None when it may.
 
@@ -272,7 +272,7 @@ class TextWorker(Worker):
         return self._chat_refusal(request, inputs) if request.is_chat else None
 
     def _common_refusal(
-        self, request: TextRequestFacts, inputs: EligibilityInputs
+        self, request: RequestNeeds, inputs: EligibilityInputs
     ) -> SkipReason | None:
         if (self.maintenance or self.paused) and request.user_id != self.user_id:
             return SkipReason.MAINTENANCE
@@ -292,9 +292,7 @@ class TextWorker(Worker):
             return SkipReason.SLOW
         return None
 
-    def _text_refusal(
-        self, request: TextRequestFacts, inputs: EligibilityInputs
-    ) -> SkipReason | None:
+    def _text_refusal(self, request: RequestNeeds, inputs: EligibilityInputs) -> SkipReason | None:
         if not self.accepts_prompt_jobs:
             return SkipReason.KIND
         if request.max_context_length > self.max_context_length:
@@ -305,9 +303,7 @@ class TextWorker(Worker):
             return SkipReason.MODELS
         return None
 
-    def _chat_refusal(
-        self, request: TextRequestFacts, inputs: EligibilityInputs
-    ) -> ChatRefusal | None:
+    def _chat_refusal(self, request: RequestNeeds, inputs: EligibilityInputs) -> ChatRefusal | None:
         refusal = self.chat_refusal_reason(request)
         if refusal is not None:
             return refusal

@@ -10,7 +10,7 @@ from typing import Final
 from horde.chat_contract import JsonObject
 from horde.oai.anthropic.errors import build_error_body
 from horde.oai.anthropic.reply import (
-    MessageFacts,
+    MessageHead,
     build_frame,
     build_message,
     build_message_usage,
@@ -39,8 +39,8 @@ _EMPTY_BLOCKS: Final[dict[DeltaKind, JsonObject]] = {
 class MessageAnswer(ChatAnswer):
     """One message. While it streams, one block is open at a time."""
 
-    def __init__(self, facts: MessageFacts) -> None:
-        self._facts = facts
+    def __init__(self, head: MessageHead) -> None:
+        self._head = head
         self._has_begun = False
         self._index = -1  # of the newest block
         self._open: DeltaKind | None = None  # what that holds, until it is stopped
@@ -48,7 +48,7 @@ class MessageAnswer(ChatAnswer):
 
     def render(self, reply: CompletedReply) -> JsonObject:
         """The message."""
-        return build_message(self._facts, reply)
+        return build_message(self._head, reply)
 
     def open(self) -> bytes:
         """The start, which needs no worker: the model has the client's name."""
@@ -70,7 +70,7 @@ class MessageAnswer(ChatAnswer):
         arguments.
         """
         for call in reply.tool_calls:
-            parse_input(self._facts, call)
+            parse_input(self._head, call)
         events = [
             *self._begin(),
             *self._write(DeltaKind.REASONING, remainder.reasoning),
@@ -85,7 +85,7 @@ class MessageAnswer(ChatAnswer):
 
     def fail(self, error: ErrorAnswer) -> bytes:
         """The error, which is the end."""
-        return _encode([build_error_body(error, self._facts.front_id)])
+        return _encode([build_error_body(error, self._head.front_id)])
 
     # --- events
 
@@ -93,13 +93,13 @@ class MessageAnswer(ChatAnswer):
         if self._has_begun:
             return
         self._has_begun = True
-        facts = self._facts
+        head = self._head
         message = {
-            **build_frame(facts.message_id, facts.model),
+            **build_frame(head.message_id, head.model),
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": build_usage_counts(facts.chat.estimated_prompt_tokens, 0),
+            "usage": build_usage_counts(head.chat.estimated_prompt_tokens, 0),
         }
         yield {"type": "message_start", "message": message}
         yield PING
@@ -142,16 +142,16 @@ class MessageAnswer(ChatAnswer):
 
     def _call(self, index: int, call: JsonObject) -> Iterator[JsonObject]:
         """A call; clients take its input from deltas alone."""
-        yield self._start(build_tool_use(self._facts, index, call))
+        yield self._start(build_tool_use(self._head, index, call))
         yield self._continue({"type": "input_json_delta", "partial_json": get_arguments(call)})
         yield {"type": "content_block_stop", "index": self._index}
 
     def _end(self, reply: CompletedReply) -> Iterator[JsonObject]:
         yield {
             "type": "message_delta",
-            "delta": build_stop(self._facts, reply),
-            "usage": build_message_usage(self._facts, reply),
-            "x_horde": build_message_x_horde(self._facts, reply),
+            "delta": build_stop(self._head, reply),
+            "usage": build_message_usage(self._head, reply),
+            "x_horde": build_message_x_horde(self._head, reply),
         }
         yield {"type": "message_stop"}
 

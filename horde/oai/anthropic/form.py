@@ -12,7 +12,7 @@ from starlette.types import Send
 from horde.chat_contract import ChatContextFit, JsonObject
 from horde.oai.anthropic.answer import MessageAnswer
 from horde.oai.anthropic.models import NamedModels, build_unknown_model
-from horde.oai.anthropic.reply import MessageFacts, build_quote_message, build_warm_message
+from horde.oai.anthropic.reply import MessageHead, build_quote_message, build_warm_message
 from horde.oai.anthropic.request import MessagesRequest
 from horde.oai.calls import Calls, OpenCall
 from horde.oai.chat_service import ChatService
@@ -56,7 +56,7 @@ class MessagesForm(ChatForm[MessagesRequest]):
 
     def begin_answer(self, request: MessagesRequest, request_id: str, created: int) -> ChatAnswer:
         """The message of a request that the horde took."""
-        return MessageAnswer(MessageFacts.read(request, request_id, created))
+        return MessageAnswer(MessageHead.read(request, request_id, created))
 
     def render_quote(
         self, request: MessagesRequest, quote: Mapping[str, Any], created: int

@@ -19,7 +19,7 @@ from horde.oai.anthropic.request import MessagesRequest
 from horde.oai.errors import WaitDetails, WaitFailed, WaitFailure
 from horde.oai.mapping import (
     CompletedReply,
-    CompletionFacts,
+    CompletionHead,
     build_quote_x_horde,
     build_usage,
     build_x_horde,
@@ -32,14 +32,14 @@ SIGNATURE_DIGITS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class MessageFacts:
+class MessageHead:
     """What is fixed before the reply.
 
     `model` is the client's name of it, `names` the client's names of tools that were shortened, and
     `front_id` the front's own name of the call.
     """
 
-    chat: CompletionFacts
+    chat: CompletionHead
     model: str
     stop_sequences: tuple[str, ...]
     names: Mapping[str, str]
@@ -47,9 +47,9 @@ class MessageFacts:
     front_id: str
 
     @classmethod
-    def read(cls, request: MessagesRequest, request_id: str, created: int) -> "MessageFacts":
-        """The facts of a request that the horde took."""
-        chat = CompletionFacts(
+    def read(cls, request: MessagesRequest, request_id: str, created: int) -> "MessageHead":
+        """The head of a request that the horde took."""
+        chat = CompletionHead(
             request_id=request_id,
             created=created,
             model=request.model,
@@ -80,23 +80,23 @@ class MessageFacts:
         return f"toolu_{self._hex_id}_{index}"
 
 
-def build_message(facts: MessageFacts, reply: CompletedReply) -> JsonObject:
+def build_message(head: MessageHead, reply: CompletedReply) -> JsonObject:
     """The answer to a call that does not stream. Raises WaitFailed for unreadable arguments."""
     content: list[JsonObject] = []
-    if reply.reasoning and facts.chat.include_reasoning:
+    if reply.reasoning and head.chat.include_reasoning:
         content.append(build_thinking_block(reply.reasoning, sign(reply.reasoning)))
     if reply.content:
         content.append({"type": "text", "text": reply.content})
     content += [
-        build_tool_use(facts, index, call) | {"input": parse_input(facts, call)}
+        build_tool_use(head, index, call) | {"input": parse_input(head, call)}
         for index, call in enumerate(reply.tool_calls)
     ]
     return {
-        **build_frame(facts.message_id, facts.model),
+        **build_frame(head.message_id, head.model),
         "content": content or [{"type": "text", "text": ""}],
-        **build_stop(facts, reply),
-        "usage": build_message_usage(facts, reply),
-        "x_horde": build_message_x_horde(facts, reply),
+        **build_stop(head, reply),
+        "usage": build_message_usage(head, reply),
+        "x_horde": build_message_x_horde(head, reply),
     }
 
 
@@ -118,13 +118,13 @@ def sign(thinking: str) -> str:
     return SIGNATURE_PREFIX + digest[:SIGNATURE_DIGITS]
 
 
-def build_tool_use(facts: MessageFacts, index: int, call: JsonObject) -> JsonObject:
+def build_tool_use(head: MessageHead, index: int, call: JsonObject) -> JsonObject:
     """The block of a call, with an empty input."""
     name = str(call["function"]["name"])
     return {
         "type": "tool_use",
-        "id": facts.build_call_id(index),
-        "name": facts.names.get(name, name),
+        "id": head.build_call_id(index),
+        "name": head.names.get(name, name),
         "input": {},
     }
 
@@ -134,7 +134,7 @@ def get_arguments(call: JsonObject) -> str:
     return call["function"].get("arguments") or "{}"
 
 
-def parse_input(facts: MessageFacts, call: JsonObject) -> JsonObject:
+def parse_input(head: MessageHead, call: JsonObject) -> JsonObject:
     """The input of a call. Raises WaitFailed when it is no object."""
     try:
         value = parse_json_body(get_arguments(call).encode("utf-8", "replace"))
@@ -147,10 +147,10 @@ def parse_input(facts: MessageFacts, call: JsonObject) -> JsonObject:
         " again."
     )
     details = WaitDetails(fault_reason=reason, fault_rc=ReturnCode.CHAT_SUBMIT_NONCONFORMANT)
-    raise WaitFailed(WaitFailure.FAULTED, facts.chat.request_id, details)
+    raise WaitFailed(WaitFailure.FAULTED, head.chat.request_id, details)
 
 
-def build_stop(facts: MessageFacts, reply: CompletedReply) -> JsonObject:
+def build_stop(head: MessageHead, reply: CompletedReply) -> JsonObject:
     """Why the reply ended; `stop_details` only where it was withheld."""
     reason, sequence = "end_turn", None
     if reply.finish_reason == ChatFinishReason.LENGTH:
@@ -161,17 +161,17 @@ def build_stop(facts: MessageFacts, reply: CompletedReply) -> JsonObject:
     elif reply.tool_calls or reply.finish_reason == ChatFinishReason.TOOL_CALLS:
         reason = "tool_use"
     else:
-        sequence = _find_stop_sequence(facts, reply)
+        sequence = _find_stop_sequence(head, reply)
         reason = "end_turn" if sequence is None else "stop_sequence"
     return {"stop_reason": reason, "stop_sequence": sequence}
 
 
-def _find_stop_sequence(facts: MessageFacts, reply: CompletedReply) -> str | None:
+def _find_stop_sequence(head: MessageHead, reply: CompletedReply) -> str | None:
     """The sequence that a text ends with; the horde does not say which one ended a text that was
     cut.
     """
     text = reply.content or ""
-    found = [sequence for sequence in facts.stop_sequences if text.endswith(sequence)]
+    found = [sequence for sequence in head.stop_sequences if text.endswith(sequence)]
     return max(found, key=len, default=None)
 
 
@@ -185,20 +185,20 @@ def build_usage_counts(input_tokens: int, output_tokens: int) -> JsonObject:
     }
 
 
-def build_message_usage(facts: MessageFacts, reply: CompletedReply) -> JsonObject:
+def build_message_usage(head: MessageHead, reply: CompletedReply) -> JsonObject:
     """Tokens, as chat completions count them."""
-    counted = build_usage(facts.chat, reply)
+    counted = build_usage(head.chat, reply)
     usage = build_usage_counts(counted["prompt_tokens"], counted["completion_tokens"])
     if reply.reasoning_tokens is not None:
         usage["output_tokens_details"] = {"thinking_tokens": reply.reasoning_tokens}
     return usage
 
 
-def build_message_x_horde(facts: MessageFacts, reply: CompletedReply) -> JsonObject:
+def build_message_x_horde(head: MessageHead, reply: CompletedReply) -> JsonObject:
     """Who served, what it cost, and which hints nobody could follow."""
-    x_horde = build_x_horde(facts.chat, reply) | {"model": reply.model}
-    if facts.dropped_hints:
-        x_horde["dropped_hints"] = list(facts.dropped_hints)
+    x_horde = build_x_horde(head.chat, reply) | {"model": reply.model}
+    if head.dropped_hints:
+        x_horde["dropped_hints"] = list(head.dropped_hints)
     return x_horde
 
 

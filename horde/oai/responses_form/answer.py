@@ -13,7 +13,7 @@ from typing import Any, Final
 from horde.chat_contract import JsonObject
 from horde.oai.errors import ErrorAnswer
 from horde.oai.forms import ChatAnswer
-from horde.oai.mapping import CompletedReply, CompletionFacts, build_usage, build_x_horde
+from horde.oai.mapping import CompletedReply, CompletionHead, build_usage, build_x_horde
 from horde.oai.relay import Delta, DeltaKind, Remainder
 from horde.oai.responses_form.output import OutputWriter
 from horde.oai.responses_form.request import ResponsesRequest
@@ -31,7 +31,7 @@ _FAILED_CODES: Final[Mapping[str, str]] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResponseFacts:
+class ResponseHead:
     """What is fixed before the reply. `created` is in whole Unix seconds.
 
     `store` and `background` are as in force, `echo` holds the keys that are shown again.
@@ -49,8 +49,8 @@ class ResponseFacts:
     background: bool
 
     @classmethod
-    def of(cls, request: ResponsesRequest, request_id: str, created: int) -> "ResponseFacts":
-        """The facts of a request that the horde took."""
+    def of(cls, request: ResponsesRequest, request_id: str, created: int) -> "ResponseHead":
+        """The head of a request that the horde took."""
         return cls(
             request_id=request_id,
             created=created,
@@ -70,9 +70,9 @@ class ResponseFacts:
         return RESPONSE_ID_PREFIX + self.request_id
 
     @property
-    def completion_facts(self) -> CompletionFacts:
+    def completion_facts(self) -> CompletionHead:
         """What usage and `x_horde` are computed from, for every form."""
-        return CompletionFacts(
+        return CompletionHead(
             request_id=self.request_id,
             created=self.created,
             model=self.model,
@@ -83,23 +83,23 @@ class ResponseFacts:
 
 
 def build_response(
-    facts: ResponseFacts, status: str, output: Sequence[JsonObject] = (), **changes: Any
+    head: ResponseHead, status: str, output: Sequence[JsonObject] = (), **changes: Any
 ) -> JsonObject:
     """The object; `changes` replace keys of it."""
     return {
-        "id": facts.response_id,
+        "id": head.response_id,
         "object": "response",
-        "created_at": facts.created,
+        "created_at": head.created,
         "completed_at": None,
         "status": status,
-        "background": facts.background,
+        "background": head.background,
         "error": None,
         "incomplete_details": None,
-        "model": facts.model,
+        "model": head.model,
         "output": list(output),
-        **facts.echo,
+        **head.echo,
         "service_tier": None,
-        "store": facts.store,
+        "store": head.store,
         "top_logprobs": 0,
         "usage": None,
         **changes,
@@ -124,30 +124,30 @@ _REASONS: Final[Mapping[str, str]] = MappingProxyType(
 
 
 def build_final_response(
-    facts: ResponseFacts, reply: CompletedReply, output: Sequence[JsonObject], now: float
+    head: ResponseHead, reply: CompletedReply, output: Sequence[JsonObject], now: float
 ) -> JsonObject:
     """The object of a reply that came; `now` is in Unix seconds."""
     reason = _REASONS.get(reply.finish_reason)
-    x_horde = build_x_horde(facts.completion_facts, reply)
-    if facts.not_enforced:
-        x_horde["not_enforced"] = list(facts.not_enforced)
+    x_horde = build_x_horde(head.completion_facts, reply)
+    if head.not_enforced:
+        x_horde["not_enforced"] = list(head.not_enforced)
     return build_response(
-        facts,
+        head,
         "completed" if reason is None else "incomplete",
         output,
         completed_at=int(now) if reason is None else None,
         incomplete_details=None if reason is None else {"reason": reason},
         model=reply.model,
-        usage=build_response_usage(build_usage(facts.completion_facts, reply)),
+        usage=build_response_usage(build_usage(head.completion_facts, reply)),
         x_horde=x_horde,
     )
 
 
 def build_failed_response(
-    facts: ResponseFacts, error: ErrorAnswer, output: Sequence[JsonObject]
+    head: ResponseHead, error: ErrorAnswer, output: Sequence[JsonObject]
 ) -> JsonObject:
     """The object of a response that failed once it was under way."""
-    return build_response(facts, "failed", output, error=build_object_error(error))
+    return build_response(head, "failed", output, error=build_object_error(error))
 
 
 def build_object_error(error: ErrorAnswer) -> JsonObject:
@@ -167,13 +167,13 @@ class ResponseAnswer(ChatAnswer):
     `final` is the object once the response has ended.
     """
 
-    def __init__(self, facts: ResponseFacts, clock: Callable[[], float] = time.monotonic) -> None:
-        self.facts = facts
+    def __init__(self, head: ResponseHead, clock: Callable[[], float] = time.monotonic) -> None:
+        self.head = head
         self.final: JsonObject | None = None
-        self.status = "queued" if facts.background else "in_progress"
+        self.status = "queued" if head.background else "in_progress"
         self._clock = clock
         self._events: list[JsonObject] = []
-        self._writer = OutputWriter(facts.request_id, facts.tools, self._events.append)
+        self._writer = OutputWriter(head.request_id, head.tools, self._events.append)
         self._next_number = 0
         self._spoke_at = clock()
 
@@ -228,7 +228,7 @@ class ResponseAnswer(ChatAnswer):
             }
         else:
             items = self._writer.list_incomplete()
-            self.final = build_response(self.facts, "cancelled", items)
+            self.final = build_response(self.head, "cancelled", items)
         self._events.append({"type": "response.failed", "response": self.final})
         return self._write()
 
@@ -246,30 +246,30 @@ class ResponseAnswer(ChatAnswer):
     def fail(self, error: ErrorAnswer) -> bytes:
         """The object with what there is of the output. Its items are not closed."""
         self._open()
-        self.final = build_failed_response(self.facts, error, self._writer.list_incomplete())
+        self.final = build_failed_response(self.head, error, self._writer.list_incomplete())
         self._events.append({"type": "response.failed", "response": self.final})
         return self._write()
 
     def withdraw_storage(self) -> None:
         """Say that the response is not stored after all."""
-        self.facts = replace(self.facts, store=False)
+        self.head = replace(self.head, store=False)
 
     def complete(self, reply: CompletedReply, remainder: Remainder | None) -> JsonObject:
         """The object of a reply; None for what remains is all of it."""
         if remainder is None:
-            reasoning = reply.reasoning if self.facts.include_reasoning else None
+            reasoning = reply.reasoning if self.head.include_reasoning else None
             remainder = Remainder(reasoning or "", reply.content or "")
         self._open()
         self._note_running()
         self._writer.finish(reply, remainder.reasoning, remainder.content)
         items = self._writer.list_items("completed")
-        self.final = build_final_response(self.facts, reply, items, time.time())
+        self.final = build_final_response(self.head, reply, items, time.time())
         return self.final
 
     def _open(self) -> None:
         """Begin with the events that open every stream."""
         if self._next_number == 0 and not self._events:
-            bare = build_response(self.facts, self.status)
+            bare = build_response(self.head, self.status)
             kinds = ("response.created", f"response.{self.status}")
             self._events += [{"type": kind, "response": bare} for kind in kinds]
 
@@ -280,7 +280,7 @@ class ResponseAnswer(ChatAnswer):
 
     def _add_lifecycle(self) -> None:
         """Say once more where the response stands."""
-        response = build_response(self.facts, self.status, self._writer.list_items("in_progress"))
+        response = build_response(self.head, self.status, self._writer.list_items("in_progress"))
         self._events.append({"type": f"response.{self.status}", "response": response})
 
     def _write(self) -> bytes:

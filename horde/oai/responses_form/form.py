@@ -12,7 +12,7 @@ from horde.oai.mapping import build_quote_x_horde
 from horde.oai.native import Caller
 from horde.oai.responses_form.answer import (
     ResponseAnswer,
-    ResponseFacts,
+    ResponseHead,
     build_response,
     build_response_usage,
 )
@@ -72,13 +72,13 @@ class ResponsesForm(ChatForm[ResponsesRequest]):
         self, request: ResponsesRequest, request_id: str, created: int
     ) -> ResponseAnswer:
         """The response of a request that the horde took."""
-        facts = ResponseFacts.of(request, request_id, created)
-        answer = ResponseAnswer(facts)
+        head = ResponseHead.of(request, request_id, created)
+        answer = ResponseAnswer(head)
         if request.store and self._store is not None:
-            waiting = build_response(facts, "in_progress")
+            waiting = build_response(head, "in_progress")
             deadline = created + self._budget_seconds
-            record = Record.of(request, facts, waiting, request.owner, deadline)
-            answer = StoredAnswer(facts, self._store, record)
+            record = Record.of(request, head, waiting, request.owner, deadline)
+            answer = StoredAnswer(head, self._store, record)
         request.answer = answer
         return answer
 
@@ -90,7 +90,7 @@ class ResponsesForm(ChatForm[ResponsesRequest]):
         tokens = x_horde["resolved"].get("estimated_prompt_tokens") or 0
         counts = {"prompt_tokens": tokens, "completion_tokens": 0, "total_tokens": tokens}
         return build_response(
-            ResponseFacts.of(request, f"dryrun-{uuid4()}", created),
+            ResponseHead.of(request, f"dryrun-{uuid4()}", created),
             "completed",
             completed_at=created,
             usage=build_response_usage(counts),

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final, Self
 
 from horde.chat_contract import JsonObject
-from horde.oai.responses_form.answer import RESPONSE_ID_PREFIX, ResponseFacts
+from horde.oai.responses_form.answer import RESPONSE_ID_PREFIX, ResponseHead
 from horde.oai.responses_form.request import ResponsesRequest
 from horde.oai.responses_form.tools import NO_TOOLS, parse_tools
 
@@ -88,32 +88,32 @@ class Record:
     def of(
         cls,
         request: ResponsesRequest,
-        facts: ResponseFacts,
+        head: ResponseHead,
         response: JsonObject,
         owner: str,
         deadline: float,
     ) -> Self:
         """The record of a response that the horde took."""
         return cls(
-            request_id=facts.request_id,
+            request_id=head.request_id,
             owner=owner,
-            created=facts.created,
+            created=head.created,
             deadline=deadline,
             is_streamed=request.background and request.stream,
-            input=name_items(request.stored_items, facts.request_id),
+            input=name_items(request.stored_items, head.request_id),
             links=list(request.links),
-            estimated_prompt_tokens=facts.estimated_prompt_tokens,
-            include_reasoning=facts.include_reasoning,
+            estimated_prompt_tokens=head.estimated_prompt_tokens,
+            include_reasoning=head.include_reasoning,
             requested_model=request.model,
             response=response,
         )
 
-    def build_facts(self) -> ResponseFacts:
-        """The facts of its answer, for who takes it over."""
+    def build_head(self) -> ResponseHead:
+        """The head of its answer, for who takes it over."""
         tools = self.response["tools"]
         tool_set = parse_tools(tools) if tools else NO_TOOLS
         names = ("id", "created_at", "model", "status", "output", "background", "store")
-        return ResponseFacts(
+        return ResponseHead(
             request_id=self.request_id,
             created=self.created,
             model=self.response["model"],

@@ -41,7 +41,7 @@ class Run:
     """One response while this process waits for it."""
 
     def __init__(self, store: ResponseStore, lease: Lease, record: Record) -> None:
-        self.record, self.answer = record, ResponseAnswer(record.build_facts())
+        self.record, self.answer = record, ResponseAnswer(record.build_head())
         self._store, self._lease = store, lease
         self._order = asyncio.Lock()  # writes go out in the order in which they were made
         self._number = 0  # of the next event

@@ -16,7 +16,7 @@ from horde.oai.chat_service import REQUEST_ID_HEADER, ChatService
 from horde.oai.errors import ErrorAnswer, FrontFailure, RequestRefused
 from horde.oai.forms import FormName
 from horde.oai.native import Caller
-from horde.oai.responses_form.answer import ResponseFacts, build_response
+from horde.oai.responses_form.answer import ResponseHead, build_response
 from horde.oai.responses_form.form import ResponsesForm, build_unavailable
 from horde.oai.responses_form.records import Record, build_owner
 from horde.oai.responses_form.request import ResponsesRequest
@@ -101,10 +101,10 @@ class ResponsesService:
         is_fail_fast = request.horde.availability_mode is ChatAvailabilityMode.FAIL_FAST
         _, wait = await submit_chat(self._calls, call, request, caller)
         assert wait is not None
-        facts = ResponseFacts.of(request, wait.request_id, call.created)
+        head = ResponseHead.of(request, wait.request_id, call.created)
         owner = build_owner(self._store.secret, caller.api_key or "")
         deadline = time.time() + call.accepted_at + self._background_seconds - time.monotonic()
-        record = Record.of(request, facts, build_response(facts, "queued"), owner, deadline)
+        record = Record.of(request, head, build_response(head, "queued"), owner, deadline)
         try:
             lease = await self._store.create(record)
             if lease is None:

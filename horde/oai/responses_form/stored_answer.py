@@ -8,7 +8,7 @@ stored. Source: docs/reference/front_responses.md, "Stored responses".
 from horde.oai.errors import ErrorAnswer
 from horde.oai.mapping import CompletedReply
 from horde.oai.relay import Remainder
-from horde.oai.responses_form.answer import ResponseAnswer, ResponseFacts, build_response
+from horde.oai.responses_form.answer import ResponseAnswer, ResponseHead, build_response
 from horde.oai.responses_form.records import Record
 from horde.oai.responses_form.store import Lease, ResponseGone, ResponseStore, StoreUnavailable
 
@@ -16,8 +16,8 @@ from horde.oai.responses_form.store import Lease, ResponseGone, ResponseStore, S
 class StoredAnswer(ResponseAnswer):
     """A response that is written to the store at its start and at its end."""
 
-    def __init__(self, facts: ResponseFacts, store: ResponseStore, record: Record) -> None:
-        super().__init__(facts)
+    def __init__(self, head: ResponseHead, store: ResponseStore, record: Record) -> None:
+        super().__init__(head)
         self._store, self._record = store, record
         self._lease: Lease | None = None
 
@@ -56,7 +56,7 @@ class StoredAnswer(ResponseAnswer):
         if self._lease is None:
             return
         if not is_resumable and self.final is None:
-            self.final = build_response(self.facts, "cancelled")
+            self.final = build_response(self.head, "cancelled")
             await self._write_record()
         elif is_resumable:
             try:
@@ -67,7 +67,7 @@ class StoredAnswer(ResponseAnswer):
     async def _write_record(self) -> bool:
         """Whether the object is in the store now."""
         if self._lease is None or self.final is None:
-            return self.facts.store
+            return self.head.store
         self._record.response = self.final
         try:
             await self._store.write(self._lease, self._record)

@@ -102,7 +102,7 @@ def test_an_unknown_feature_is_a_usage_error(capsys: pytest.CaptureFixture[str])
 def test_a_proxy_of_the_environment_is_never_asked_for_services_of_this_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """U-19: a backend on loopback, a store, a collector: each library asks the environment."""
+    """A backend on loopback, a store, a collector: each library asks the environment."""
     with serving() as url:
         for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
             monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody listens

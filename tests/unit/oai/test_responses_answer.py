@@ -12,7 +12,7 @@ import pytest
 from horde.oai.errors import ErrorAnswer
 from horde.oai.mapping import CompletedReply
 from horde.oai.relay import Delta, DeltaKind, Relay, RelayBroken, Remainder, Source
-from horde.oai.responses_form.answer import ResponseAnswer, ResponseFacts, build_object_error
+from horde.oai.responses_form.answer import ResponseAnswer, ResponseHead, build_object_error
 from horde.oai.responses_form.output import parse_custom_input
 from horde.oai.responses_form.runs import parse_frame, split_frames
 from horde.oai.responses_form.tools import NO_TOOLS, ToolSet, parse_tools
@@ -22,8 +22,8 @@ ID = "00000000-0000-0000-0000-000000000001"
 SOURCE = Source("w", "m")
 
 
-def build_facts(*, background: bool = False, tools: ToolSet = NO_TOOLS) -> ResponseFacts:
-    return ResponseFacts(
+def build_head(*, background: bool = False, tools: ToolSet = NO_TOOLS) -> ResponseHead:
+    return ResponseHead(
         request_id=ID,
         created=1,
         model="m",
@@ -68,7 +68,7 @@ def content(text: str) -> Delta:
 
 def test_57_long_silence_is_broken_by_an_event_that_clients_count() -> None:
     now = 0.0
-    answer = ResponseAnswer(build_facts(), clock=lambda: now)
+    answer = ResponseAnswer(build_head(), clock=lambda: now)
     answer.open()
     spoken = []
     for _ in range(5):
@@ -113,7 +113,7 @@ def test_an_agent_does_not_try_a_final_refusal_again(status: int, code: str, sho
 
 
 def test_a_failure_keeps_what_there_is_as_incomplete() -> None:
-    answer = ResponseAnswer(build_facts())
+    answer = ResponseAnswer(build_head())
     answer.write_deltas([Delta(DeltaKind.REASONING, "Sky.", SOURCE), content("Bl")])
     (event,) = read(answer.fail(ErrorAnswer(status=504, code="wait_timeout", message="late")))
     assert [item["status"] for item in event["response"]["output"]] == ["incomplete"] * 2
@@ -123,8 +123,8 @@ def test_a_failure_keeps_what_there_is_as_incomplete() -> None:
 def test_the_object_of_a_stream_is_that_of_the_plain_call() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "a", "arguments": "{}"}}
     reply = build_reply("Blue.", reasoning="Sky.", tool_calls=(call,), finish_reason="tool_calls")
-    plain = ResponseAnswer(build_facts()).render(reply)
-    streamed = ResponseAnswer(build_facts())
+    plain = ResponseAnswer(build_head()).render(reply)
+    streamed = ResponseAnswer(build_head())
     streamed.write_deltas([Delta(DeltaKind.REASONING, "Sk", SOURCE)])
     event = read(streamed.finish(reply, Remainder("y.", "Blue.")))[-1]
     assert event["response"]["output"] == plain["output"]
@@ -132,16 +132,16 @@ def test_the_object_of_a_stream_is_that_of_the_plain_call() -> None:
 
 
 def test_an_empty_reply_is_an_empty_message_and_a_filtered_one_none() -> None:
-    (message,) = ResponseAnswer(build_facts()).render(build_reply(""))["output"]
+    (message,) = ResponseAnswer(build_head()).render(build_reply(""))["output"]
     assert message["content"][0]["text"] == ""
     filtered = build_reply("", finish_reason="content_filter")
-    assert ResponseAnswer(build_facts()).render(filtered)["output"] == []
+    assert ResponseAnswer(build_head()).render(filtered)["output"] == []
 
 
 def test_a_cut_call_is_incomplete() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "a", "arguments": '{"x'}}
     reply = build_reply(None, tool_calls=(call,), finish_reason="length")
-    (item,) = ResponseAnswer(build_facts()).render(reply)["output"]
+    (item,) = ResponseAnswer(build_head()).render(reply)["output"]
     assert (item["status"], item["arguments"]) == ("incomplete", '{"x')
 
 
@@ -150,15 +150,15 @@ def test_a_call_of_a_group_says_its_group() -> None:
     tools = parse_tools([{"type": "namespace", "name": "ns", "tools": [function]}])
     call = {"id": "c", "type": "function", "function": {"name": "ns__a", "arguments": "{}"}}
     reply = build_reply(None, tool_calls=(call,), finish_reason="tool_calls")
-    (item,) = ResponseAnswer(build_facts(tools=tools)).render(reply)["output"]
+    (item,) = ResponseAnswer(build_head(tools=tools)).render(reply)["output"]
     assert (item["name"], item["namespace"]) == ("a", "ns")
 
 
 def test_another_process_goes_on_where_the_events_end() -> None:
-    first = ResponseAnswer(build_facts(background=True))
+    first = ResponseAnswer(build_head(background=True))
     told = first.open() + first.note_running()
     told += first.write_deltas([Delta(DeltaKind.REASONING, "Sky.", SOURCE), content("Bl")])
-    second = ResponseAnswer(build_facts(background=True))
+    second = ResponseAnswer(build_head(background=True))
     second.restore(read(told))
     assert second.get_text(DeltaKind.REASONING) == "Sky."
     assert second.get_text(DeltaKind.CONTENT) == "Bl"
@@ -187,7 +187,7 @@ def test_a_relay_that_is_taken_up_continues_or_breaks() -> None:
 
 
 def test_a_cancelled_response_keeps_what_came_meanwhile() -> None:
-    answer = ResponseAnswer(build_facts(background=True))
+    answer = ResponseAnswer(build_head(background=True))
     last = read(answer.cancel(build_reply()))[-1]
     assert last["type"] == "response.failed"
     assert last["response"]["status"] == "cancelled"
@@ -196,7 +196,7 @@ def test_a_cancelled_response_keeps_what_came_meanwhile() -> None:
 
 
 def test_frames_are_told_apart_whatever_they_hold() -> None:
-    answer = ResponseAnswer(build_facts())
+    answer = ResponseAnswer(build_head())
     text = "one\n\ntwo\u2028: three\r\n\r\ndata: four"
     body = answer.write_deltas([content(text)]) + KEEP_ALIVE
     events = read(body)

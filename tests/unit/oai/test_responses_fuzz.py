@@ -13,7 +13,7 @@ from horde.exceptions import BadRequest
 from horde.json_body import parse_json_body
 from horde.oai.bodies import write_native_body
 from horde.oai.errors import ErrorAnswer, RequestRefused
-from horde.oai.responses_form.answer import ResponseFacts, build_response
+from horde.oai.responses_form.answer import ResponseHead, build_response
 from horde.oai.responses_form.records import name_items
 from horde.oai.responses_form.request import ResponsesRequest
 from tests.fuzz import Attacker
@@ -38,7 +38,7 @@ def judge(data: bytes) -> bool:
         )
         assert len(json.dumps(answer.build_body())) < LONGEST_REFUSAL_CHARACTERS
         return False
-    json.dumps(build_response(ResponseFacts.of(request, "1-1", 1), "queued"))
+    json.dumps(build_response(ResponseHead.of(request, "1-1", 1), "queued"))
     json.dumps(name_items(request.input.raw, "1-1"))
     native = json.loads(write_native_body(request.native_body))
     assert request.needs_items or native["messages"]  # images are judged by the native API

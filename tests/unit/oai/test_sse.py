@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from horde.oai.errors import ErrorAnswer
 from horde.oai.mapping import (
     CompletedReply,
-    CompletionFacts,
+    CompletionHead,
     build_system_fingerprint,
     build_usage,
     build_x_horde,
@@ -36,7 +36,7 @@ CALL = {
 }
 
 
-def facts(**changes: Any) -> CompletionFacts:
+def facts(**changes: Any) -> CompletionHead:
     values: dict[str, Any] = {
         "request_id": "an-id",
         "created": 1793463889,
@@ -45,7 +45,7 @@ def facts(**changes: Any) -> CompletionFacts:
         "include_reasoning": True,
         "include_usage": False,
     }
-    return CompletionFacts(**values | changes)
+    return CompletionHead(**values | changes)
 
 
 def reply(content: str | None = "Blue.", **changes: Any) -> CompletedReply:

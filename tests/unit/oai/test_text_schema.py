@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from horde.oai.errors import RequestRefused
-from horde.oai.text_mapping import TextFacts, TextSample, build_choice
+from horde.oai.text_mapping import TextHead, TextSample, build_choice
 from horde.oai.text_schema import TextCompletionRequest
 
 
@@ -149,7 +149,7 @@ def test_native_names_are_told_as_the_client_s_own(native: str, own: str) -> Non
     assert parse(repetition_penalty=1.1).locate(native) == own
 
 
-FACTS = TextFacts(
+FACTS = TextHead(
     request_ids=("r",),
     created=1,
     prompts=("p",),
