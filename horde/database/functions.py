@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID
 
 from horde_sdk.generation_parameters.text.chat_policy import ChatServiceGapKind
-from sqlalchemy import DateTime, Row, Select, bindparam, exists, func, select, true
+from sqlalchemy import DateTime, Row, Select, bindparam, exists, func, select
 from sqlalchemy.orm import Session
 
 from horde.chat.wire import ImpossibleReason
@@ -224,28 +224,34 @@ def get_online_text_workers(session: Session, now: datetime) -> tuple[OnlineText
 def get_highest_text_worker_limits(
     session: Session, models: Collection[str], *, is_chat: bool, now: datetime
 ) -> TextWorkerBounds:
-    """Online workers serving any of `models`, and the largest lengths among them, in one statement.
+    """Online workers serving any of `models`, and the largest lengths among them.
 
     Chat counts workers that declared chat jobs with a model, by their chat limits; text counts
     workers offering a model (any worker when none is named), by their text limits. Maintenance and
     pause do not matter here.
     """
-    context: Any = TextWorker.max_context_length
-    length: Any = TextWorker.max_length
-    serves: Any = true()
+    online = get_online_text_workers(session, now)
     if is_chat:
-        context, length = TextWorker.chat_max_context_length, TextWorker.chat_max_length
-        serves = TextWorker.accepts_chat_jobs & TextWorker.chat_model_id.in_(models)
-    elif models:
-        serves = exists().where(
-            WorkerModel.worker_id == TextWorker.id, WorkerModel.model.in_(models)
-        )
-    row = session.execute(
-        select(func.count(), func.max(context), func.max(length))
-        .select_from(TextWorker)
-        .where(TextWorker.last_check_in >= online_since(now), serves)
-    ).one()
-    return TextWorkerBounds(worker_count=row[0], max_context_length=row[1], max_length=row[2])
+        limits = [
+            (worker.worker.chat_max_context_length, worker.worker.chat_max_length)
+            for worker in online
+            if worker.worker.accepts_chat_jobs and worker.worker.chat_model_id in models
+        ]
+    else:
+        limits = [
+            (worker.worker.max_context_length, worker.worker.max_length)
+            for worker in online
+            if not models or not worker.models.isdisjoint(models)
+        ]
+    return TextWorkerBounds(
+        worker_count=len(limits),
+        max_context_length=_find_highest(context for context, _ in limits),
+        max_length=_find_highest(length for _, length in limits),
+    )
+
+
+def _find_highest(lengths: Iterable[int | None]) -> int | None:
+    return max((length for length in lengths if length is not None), default=None)
 
 
 def build_eligibility_inputs(

@@ -18,7 +18,20 @@ from ipaddress import ip_address
 from typing import Any
 from uuid import UUID, uuid4
 
-from sqlalchemy import ARRAY, Row, Select, Text, case, cast, delete, exists, func, select, update
+from sqlalchemy import (
+    ARRAY,
+    Row,
+    Select,
+    Text,
+    bindparam,
+    case,
+    cast,
+    delete,
+    exists,
+    func,
+    select,
+    update,
+)
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -47,6 +60,7 @@ from horde.database.account_cache import AccountCache, publish_account_change
 from horde.database.workers import announce_owner_change, take_workers_offline
 from horde.db import after_commit, transaction
 from horde.exceptions import BadRequest, Forbidden, ServiceUnavailable
+from horde.hot_session import keep
 from horde.return_codes import ReturnCode
 from horde.runtime import Part
 
@@ -230,9 +244,7 @@ def find_caller(session: Session, api_key: str | None) -> Caller | None:
     if (known := callers.get().find(key_hash)) is not None:
         return known
     generation = callers.get().generation
-    row = session.execute(
-        _select_accounts().where(User.api_key == key_hash, User.oauth_id != WIPED)
-    ).one_or_none()
+    row = session.execute(_ACCOUNT_OF_KEY, {"key_hash": key_hash}).one_or_none()
     if row is None:
         return None
     caller = _build_caller(row)
@@ -361,6 +373,11 @@ def _select_accounts() -> Select[Any]:
         User.created,
         func.array(roles.scalar_subquery(), type_=ARRAY(Text)).label("roles"),
     )
+
+
+_ACCOUNT_OF_KEY = keep(
+    _select_accounts().where(User.api_key == bindparam("key_hash"), User.oauth_id != WIPED)
+)
 
 
 def _build_caller(row: Row[Any]) -> Caller:
