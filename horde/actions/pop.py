@@ -55,10 +55,10 @@ from horde.database.check_ins import (
 from horde.database.queue_claims import (
     ClaimedRequest,
     QueueContestedError,
-    claim_contested_request,
     claim_next_request,
     show_request_to_paused,
 )
+from horde.database.queue_classes import ClassLook
 from horde.database.stats import get_horde_modes
 from horde.database.suspects import suspect_worker, suspect_worker_name
 from horde.database.text_admission import UNKNOWN_KEY
@@ -68,7 +68,7 @@ from horde.database.text_queue import get_queue_snapshot
 from horde.database.users import Caller, build_lease_key_of, find_caller
 from horde.database.worker_messages import ShownMessage
 from horde.database.workers import take_workers_offline
-from horde.db import RowsLocked, after_commit, reading, run_transaction
+from horde.db import RowsLocked, after_commit, reading, run_single_statement, run_transaction
 from horde.exceptions import (
     BadRequest,
     Forbidden,
@@ -269,11 +269,12 @@ def check_in(
 ) -> tuple[PoppingWorker, ServableQueue]:
     """Let a worker in, store what it says of itself, and read what of the queue it may take.
 
-    A pop that stores nothing reads the queue in the same session. Raises BadRequest or Forbidden.
+    The statement that finds the worker looks at the queue. Raises BadRequest or Forbidden.
     """
     address_refusal = find_address_refusal(pop, caller, is_raid=is_raid)
+    look = ClassLook()
     with reading() as session:
-        known = find_named_worker(session, pop.body.clean_name, pop.now)
+        known = find_named_worker(session, pop.body.clean_name, pop.now, look)
         if address_refusal is not None:
             raise address_refusal
         if known is None:
@@ -297,7 +298,7 @@ def check_in(
             now=pop.now,
         )
         if not pending.is_needed:
-            return popping, read_queue(session, pop, popping)
+            return popping, read_queue(session, pop, popping, look)
 
     def write(session: Session) -> None:
         if pending.is_new:
@@ -312,10 +313,10 @@ def check_in(
             pop.now,
         )
 
-    run_transaction(write)  # before the queue is read: nobody waits for the worker's row
+    run_transaction(write)  # before anything is claimed: nobody waits for the worker's row
     suspect_check_in(pop, popping, pending, is_raid=is_raid)
     with reading() as session:
-        return popping, read_queue(session, pop, popping)
+        return popping, read_queue(session, pop, popping, look)
 
 
 def require_models(body: TextPopBody, caller: Caller) -> list[str]:
@@ -371,7 +372,9 @@ def suspect_check_in(
                 suspect_worker(worker.id, caller.id, Suspicion.UNSAFE_IP)
 
 
-def read_queue(session: Session, pop: Pop, popping: PoppingWorker) -> ServableQueue:
+def read_queue(
+    session: Session, pop: Pop, popping: PoppingWorker, look: ClassLook
+) -> ServableQueue:
     """What of the queue this pop may take. Models are those of the pop, limits those of the stored
     worker.
     """
@@ -399,6 +402,7 @@ def read_queue(session: Session, pop: Pop, popping: PoppingWorker) -> ServableQu
         build_inputs(text_speed),
         build_inputs(chat_speed),
         popping.priority_user_ids,
+        look,
     )
 
 
@@ -422,34 +426,38 @@ def take_jobs(pop: Pop, popping: PoppingWorker, queue: ServableQueue) -> PoppedJ
     """
 
     def take(session: Session, contested_id: UUID | None = None) -> PoppedJobs:
-        wanted = pop.body.amount
-        if contested_id is None:
-            claimed = claim_next_request(session, queue, wanted=wanted, now=pop.now)
-        else:
-            claimed = claim_contested_request(
-                session, queue, contested_id, wanted=wanted, now=pop.now
-            )
-        return write_jobs(session, claimed, pop, popping, queue)
+        claimed = claim_next_request(
+            session,
+            queue,
+            popping.worker,
+            popping.models,
+            wanted=pop.body.amount,
+            now=pop.now,
+            contested_id=contested_id,
+        )
+        return assign(session, claimed, pop, popping, queue)
 
+    # Fakes are statements of their own.
+    run = run_transaction if popping.worker.paused else run_single_statement
     try:
-        return run_transaction(take)
+        return run(take)
     except QueueContestedError as contested:
         wait_and_take = partial(take, contested_id=contested.request_id)
     try:
-        taken = run_transaction(wait_and_take)
+        taken = run(wait_and_take)
     except RowsLocked:
         taken = PoppedJobs()
     return replace(taken, is_settled=False)
 
 
-def write_jobs(
+def assign(
     session: Session,
     claimed: ClaimedRequest | None,
     pop: Pop,
     popping: PoppingWorker,
     queue: ServableQueue,
 ) -> PoppedJobs:
-    """Write the jobs of a claim in its transaction; without a claim, an idle pop.
+    """The jobs of a claim; without a claim, an idle pop.
 
     A paused worker gets jobs of its owner, else fakes, so that whoever runs it does not learn that
     it is paused.
@@ -458,14 +466,12 @@ def write_jobs(
     is_fake = claimed is None and worker.paused and not worker.maintenance
     if is_fake:
         claimed = show_request_to_paused(
-            session, queue, worker, wanted=pop.body.amount, now=pop.now
+            session, queue, worker, popping.models, wanted=pop.body.amount, now=pop.now
         )
     if claimed is None:
         return PoppedJobs()
     owner = LeaseOwner(build_lease_key_of(pop.api_key), popping.caller.is_trusted)
-    jobs = assign_jobs(
-        session, claimed, worker, popping.models, pop.now, owner=owner, is_fake=is_fake
-    )
+    jobs = assign_jobs(session, claimed, worker, pop.now, owner=owner, is_fake=is_fake)
     request = claimed.request
     if not is_fake:
         after_commit(session, partial(_record_queue_wait, request, pop.now))

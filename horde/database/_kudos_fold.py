@@ -13,7 +13,7 @@ from decimal import ROUND_HALF_EVEN, Decimal
 from typing import Any
 from uuid import UUID, uuid4
 
-from sqlalchemy import Row, exists, insert, select, text, update
+from sqlalchemy import Row, delete, exists, insert, select, text, update
 from sqlalchemy.orm import Session
 
 from horde.classes.base.kudos import (
@@ -21,9 +21,11 @@ from horde.classes.base.kudos import (
     EntryType,
     KudosBalanceSnapshot,
     KudosPosting,
+    QueuedStatistics,
     Statistic,
     StatPosting,
     StatTarget,
+    parse_additions,
 )
 from horde.classes.base.user import (
     ANONYMOUS_ID,
@@ -171,6 +173,31 @@ def claim_statistics(session: Session, batch: int) -> Sequence[Row[Any]]:
         )
         .execution_options(synchronize_session=False)
     ).all()
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedStatistic:
+    """One amount of an event that was taken from the queue."""
+
+    event_id: UUID
+    created: datetime
+    statistic: Statistic
+
+
+def take_queued_statistics(session: Session, batch: int) -> tuple[int, list[QueuedStatistic]]:
+    """Take the oldest events from the queue: how many there were, and their amounts."""
+    oldest = select(QueuedStatistics.id).order_by(QueuedStatistics.id).limit(batch)
+    events = session.execute(
+        delete(QueuedStatistics)
+        .where(QueuedStatistics.id.in_(oldest))
+        .returning(QueuedStatistics.event_id, QueuedStatistics.created, QueuedStatistics.additions)
+        .execution_options(synchronize_session=False)
+    ).all()
+    return len(events), [
+        QueuedStatistic(event.event_id, event.created, statistic)
+        for event in events
+        for statistic in parse_additions(event.additions)
+    ]
 
 
 # Balances
@@ -418,7 +445,7 @@ def _build_drained_statistics(folded: Mapping[int, FoldedAccount]) -> tuple[Stat
 # Counters
 
 
-def find_statistic_fault(posting: Row[Any]) -> str | None:
+def find_statistic_fault(posting: Row[Any] | Statistic) -> str | None:
     """Why a statistic posting can never be added to anything, by its own columns; None for a good
     one.
     """
@@ -460,23 +487,25 @@ def sum_statistics(postings: Iterable[Any]) -> StatisticSums:
 
 
 def apply_statistics(
-    session: Session, postings: Sequence[Row[Any]], additions: Sequence[Statistic]
+    session: Session,
+    postings: Sequence[Row[Any]],
+    queued: Sequence[QueuedStatistic],
+    additions: Sequence[Statistic],
 ) -> None:
-    """Fold claimed statistic postings into counters; those that never can are set aside with their
-    reason.
+    """Fold statistics into counters: claimed postings, taken ones of the queue, and the `additions`
+    of this very fold. Those that never can be are set aside with their reason.
 
-    `additions` come from this very fold. Counters of kudos are whole numbers: they round at each
-    fold, balances do not.
+    Counters of kudos are whole numbers: they round at each fold, balances do not.
     """
-    if not postings and not additions:
+    if not postings and not queued and not additions:
         return
-    faults = {
-        posting.id: fault
-        for posting in postings
-        if (fault := find_statistic_fault(posting)) is not None
-    }
-    good = [posting for posting in postings if posting.id not in faults]
-    sums = sum_statistics([*good, *additions])
+    claimed: list[tuple[Row[Any] | QueuedStatistic, Row[Any] | Statistic]] = [
+        *((posting, posting) for posting in postings),
+        *((taken, taken.statistic) for taken in queued),
+    ]
+    sums = sum_statistics(
+        [*(item for _, item in claimed if find_statistic_fault(item) is None), *additions]
+    )
     known_users = (
         set(session.scalars(select(User.id).where(User.id.in_(sums.user_ids()))))
         if sums.user_ids()
@@ -496,12 +525,23 @@ def apply_statistics(
         {key: amount for key, amount in sums.worker_stats.items() if key[0] in known_workers},
     )
     _write_workers(session, sums.workers, known_workers)
-    for posting in good:
-        if posting.user_id is not None and posting.user_id not in known_users:
-            faults[posting.id] = "the user is gone"
-        if posting.worker_id is not None and posting.worker_id not in known_workers:
-            faults[posting.id] = "the worker is gone"
-    _quarantine(session, faults)
+
+    def find_fault(item: Row[Any] | Statistic) -> str | None:
+        if (fault := find_statistic_fault(item)) is not None:
+            return fault
+        if item.user_id is not None and item.user_id not in known_users:
+            return "the user is gone"
+        if item.worker_id is not None and item.worker_id not in known_workers:
+            return "the worker is gone"
+        return None
+
+    faults = [(source, fault) for source, item in claimed if (fault := find_fault(item))]
+    _quarantine(
+        session, {row.id: fault for row, fault in faults if not isinstance(row, QueuedStatistic)}
+    )
+    _keep_in_quarantine(
+        session, [(taken, fault) for taken, fault in faults if isinstance(taken, QueuedStatistic)]
+    )
 
 
 def _lock_workers(session: Session, worker_ids: set[UUID]) -> set[UUID]:
@@ -618,3 +658,25 @@ def _quarantine(session: Session, faults: Mapping[int, str]) -> None:
             """),
         {"ids": list(faults), "reasons": list(faults.values())},
     )
+
+
+def _keep_in_quarantine(session: Session, faults: Sequence[tuple[QueuedStatistic, str]]) -> None:
+    """Keep what left the queue and can never be added, with the reason."""
+    rows = [
+        {
+            "event_id": taken.event_id,
+            "entry_type": taken.statistic.entry_type,
+            "target": taken.statistic.target,
+            "name": taken.statistic.name,
+            "record": taken.statistic.record,
+            "user_id": taken.statistic.user_id,
+            "worker_id": taken.statistic.worker_id,
+            "amount": taken.statistic.amount,
+            "created": taken.created,
+            "applied": False,
+            "quarantine_reason": fault,
+        }
+        for taken, fault in faults
+    ]
+    if rows:
+        session.execute(insert(StatPosting), rows)

@@ -39,6 +39,7 @@ from horde.database.functions import (
     note_text_workers_changed,
 )
 from horde.database.kudos import append_movements
+from horde.database.queue_classes import ClassLook
 from horde.database.teams import add_team_uptime
 from horde.database.users import Caller
 from horde.db import after_commit, insert_rows, table_of
@@ -54,9 +55,13 @@ COUNTED_WORKER_AGE = timedelta(days=1)
 workers, offers = table_of(TextWorker), table_of(WorkerModel)
 
 
-def find_named_worker(session: Session, name: str, now: datetime) -> NamedTextWorker | None:
-    """The text worker of a name; raises BadRequest when a worker of another kind has it."""
-    known = find_named_text_worker(session, name, now)
+def find_named_worker(
+    session: Session, name: str, now: datetime, look: ClassLook | None = None
+) -> NamedTextWorker | None:
+    """The text worker of a name, and a look at the queue on the way. Raises BadRequest when a
+    worker of another kind has the name.
+    """
+    known = find_named_text_worker(session, name, now, look)
     if known is None and session.scalar(
         select(Worker.id).where(Worker.name == name, Worker.worker_type != "text_worker")
     ):

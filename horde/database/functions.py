@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID
 
 from horde_sdk.generation_parameters.text.chat_policy import ChatServiceGapKind
-from sqlalchemy import DateTime, Row, Select, bindparam, exists, func, select
+from sqlalchemy import Boolean, DateTime, Row, Select, bindparam, case, exists, func, select
 from sqlalchemy.orm import Session
 
 from horde.chat.wire import ImpossibleReason
@@ -26,7 +26,7 @@ from horde.classes.kobold.worker import (
     get_effective_text_worker_speed,
     get_minimum_text_speed,
 )
-from horde.database.queue_classes import find_request_needs
+from horde.database.queue_classes import ClassLook, find_request_needs
 from horde.database.text_queue import (
     QueueGroup,
     QueueSnapshot,
@@ -182,6 +182,9 @@ _FIND_NAMED_WORKER = keep(
     select(
         *workers.c,
         build_active_messages(workers, bindparam("now", type_=DateTime)).label("messages"),
+        case((bindparam("lists_classes", type_=Boolean), func.list_queue_classes())).label(
+            "classes"
+        ),
     ).where(workers.c.name == bindparam("name"), workers.c.worker_type == TEXT_WORKER_TYPE)
 )
 
@@ -194,11 +197,19 @@ class NamedTextWorker:
     messages: list[ShownMessage] = field(default_factory=list)
 
 
-def find_named_text_worker(session: Session, name: str, now: datetime) -> NamedTextWorker | None:
-    """The text worker of exactly this name, in one statement."""
-    row = session.execute(_FIND_NAMED_WORKER, {"name": name, "now": now}).one_or_none()
+def find_named_text_worker(
+    session: Session, name: str, now: datetime, look: ClassLook | None = None
+) -> NamedTextWorker | None:
+    """The text worker of exactly this name, in one statement, which looks at the queue on its way
+    where that is needed.
+    """
+    lists_classes = look is not None and look.is_needed
+    facts = {"name": name, "now": now, "lists_classes": lists_classes}
+    row = session.execute(_FIND_NAMED_WORKER, facts).one_or_none()
     if row is None:
         return None
+    if look is not None:
+        look.classes = row.classes
     return NamedTextWorker(build_stored_text_worker(row), show_active_messages(row.messages))
 
 

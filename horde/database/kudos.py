@@ -16,7 +16,7 @@ from sqlalchemy import select, text, update
 from sqlalchemy.orm import Session
 
 from horde.classes.base.kudos import (
-    APPENDING,
+    POSTING_ARGUMENTS,
     Account,
     KudosPosting,
     KudosReservation,
@@ -36,6 +36,7 @@ from horde.database._kudos_fold import (
     apply_statistics,
     claim_currencies,
     claim_statistics,
+    take_queued_statistics,
 )
 from horde.database.account_cache import publish_account_change
 from horde.db import after_commit, retry_deadlocks, transaction
@@ -93,7 +94,7 @@ def configure(config: Config) -> None:
 
 # Appending
 
-_APPEND = keep(text(f"WITH event AS (SELECT), {APPENDING.format(source='event')} SELECT 1"))
+_APPEND = keep(text(f"SELECT append_postings(event => :event_id, {POSTING_ARGUMENTS})"))
 
 
 def append_movements(session: Session, event_id: UUID, movements: Movements, now: datetime) -> None:
@@ -103,7 +104,8 @@ def append_movements(session: Session, event_id: UUID, movements: Movements, now
     booked twice.
     """
     if movements.currencies or movements.statistics:
-        session.execute(_APPEND, build_posting_parameters(event_id, movements, now))
+        values = build_posting_parameters(movements, now)
+        session.execute(_APPEND, {"event_id": event_id, **values})
 
 
 # Reading and holding
@@ -278,13 +280,14 @@ def _fold_once(batch: int) -> int:
             return 0
         currencies = claim_currencies(session, batch)
         statistics = claim_statistics(session, batch)
+        event_count, queued = take_queued_statistics(session, batch)
         promotions = apply_currencies(
             session, currencies, trust_threshold=state.get().trust_threshold, now=now
         )
-        apply_statistics(session, statistics, promotions.statistics)
+        apply_statistics(session, statistics, queued, promotions.statistics)
         for user_id in promotions.trusted_user_ids:
             after_commit(session, partial(publish_account_change, user_id))
-    return len(currencies) + len(statistics)
+    return len(currencies) + len(statistics) + event_count
 
 
 # Proving
@@ -347,7 +350,7 @@ _AUDIT_COUNTS = text("""
     SELECT (SELECT count(*) FROM kudos_balance_snapshots) AS accounts,
         (SELECT count(*) FROM kudos_ledger) AS postings,
         (SELECT count(*) FROM kudos_ledger WHERE applied IS FALSE) AS unapplied_postings,
-        (SELECT count(*) FROM kudos_stat_events
+        (SELECT count(*) FROM kudos_stat_queue) + (SELECT count(*) FROM kudos_stat_events
             WHERE applied IS FALSE AND quarantine_reason IS NULL) AS unapplied_statistics,
         (SELECT count(*) FROM kudos_stat_events WHERE quarantine_reason IS NOT NULL)
             AS quarantined_statistics

@@ -6,6 +6,9 @@ statements after that line run one by one outside any transaction, as a concurre
 Such a file may be cut short between two statements, so each of its statements has to bear being run
 again.
 
+A file `functions/NAME.sql` creates or replaces the function NAME. It runs whenever its text is not
+the one that the database's function was made of, which a comment on the function tells.
+
 Source: docs/reference/schema.md.
 """
 
@@ -129,6 +132,8 @@ def migrate(
         applied = [migration for migration in wanted if migration.version not in records]
         for migration in applied:
             _apply(connection, migration)
+        if len(wanted) == len(migrations):  # they call for the newest tables
+            _replace_functions(connection, folder)
         _seed(connection, secret_key)
     return [migration.version for migration in applied]
 
@@ -156,6 +161,9 @@ def require_current_schema(engine: Engine, folder: Path = SQL_FOLDER) -> None:
     missing = [
         state.version for state in list_migration_states(engine, folder) if not state.is_present
     ]
+    if not missing:
+        with engine.connect() as connection:
+            missing = sorted(_read_functions(folder).keys() - _read_stored_functions(connection))
     if missing:
         raise SchemaError(f"The database lacks {', '.join(missing)}: run `horde db migrate`.")
 
@@ -296,6 +304,41 @@ def _run_transaction(connection: Connection, migration: Migration, *, record: bo
                 extra={"version": migration.version, "attempt": attempt},
             )
             time.sleep(1)
+
+
+def _replace_functions(connection: Connection, folder: Path) -> None:
+    """Create or replace each function whose text is another than the database's."""
+    stored = _read_stored_functions(connection)
+    for name, sql in _read_functions(folder).items():
+        checksum = hashlib.sha256(sql.encode()).hexdigest()
+        if stored.get(name) == checksum:
+            continue
+        comment = f"COMMENT ON FUNCTION {name} IS '{checksum}'"
+        migration = Migration(
+            version=name,
+            transaction=f"{sql}\n;{comment}",
+            separate_statements=(),
+            checksum=checksum,
+        )
+        _run_transaction(connection, migration, record=False)
+        logger.info("horde.db.function_replaced", extra={"function": name})
+
+
+def _read_functions(folder: Path) -> dict[str, str]:
+    """The text of each function of this version, by its name."""
+    files = sorted((folder / "functions").glob("*.sql"))
+    return {path.stem: path.read_text(encoding="utf-8") for path in files}
+
+
+def _read_stored_functions(connection: Connection) -> dict[str, str | None]:
+    """The checksum of the text that each function of the database was made of, by its name."""
+    rows = connection.execute(
+        text("""
+            SELECT proname, obj_description(oid, 'pg_proc') AS checksum FROM pg_proc
+            WHERE pronamespace = current_schema()::regnamespace
+            """)
+    )
+    return {row.proname: row.checksum for row in rows}
 
 
 def _drop_invalid_index(connection: Connection, statement: str) -> None:

@@ -28,24 +28,8 @@ TEXT_FAMILY = "text"
 # JSONB containment: messages of which one has such a part.
 AN_IMAGE_PART = [{"content": [{"type": "image_url"}]}]
 
-# A loose index scan: one probe of the queue's index for each class that has a waiting request,
-# however deep it is.
-_SCAN_CLASSES = keep(
-    text("""
-    WITH RECURSIVE classes AS (
-        (SELECT queue_class FROM waiting_prompts
-         WHERE active AND NOT faulted AND n > 0 AND wp_type = 'text' AND queue_class IS NOT NULL
-         ORDER BY queue_class LIMIT 1)
-        UNION ALL
-        SELECT (SELECT later.queue_class FROM waiting_prompts AS later
-                WHERE later.active AND NOT later.faulted AND later.n > 0 AND later.wp_type = 'text'
-                  AND later.queue_class > classes.queue_class
-                ORDER BY later.queue_class LIMIT 1)
-        FROM classes WHERE classes.queue_class IS NOT NULL
-    )
-    SELECT queue_class FROM classes WHERE queue_class IS NOT NULL
-    """)
-)
+# One probe of the queue's index for each class, however deep it is.
+_LIST_CLASSES = keep(select(func.list_queue_classes()))
 
 
 class _NeedsOfClasses:
@@ -100,37 +84,47 @@ class _ClassList:
         self.latest: tuple[list[int], ClassIndex] = [], ClassIndex({})
         self.believed_until = float("-inf")
 
-    def believe(self, seconds_to_read: float) -> None:
+    def believe(self, seconds_taken: float) -> None:
         if len(self.latest[0]) >= MANY_CLASSES:
-            # So that reading takes a tenth of the time at most; on a machine with too much to do it
-            # takes long, and no job shall wait for that.
-            seconds = min(10 * seconds_to_read, MAX_BELIEVED_SECONDS)
+            # So that reading and indexing them take a tenth of the time at most; on a machine with
+            # too much to do they take long, and no job shall wait for that.
+            seconds = min(10 * seconds_taken, MAX_BELIEVED_SECONDS)
             self.believed_until = time.monotonic() + seconds
 
 
 _class_list: Part[_ClassList] = Part(_ClassList)
 
 
-def get_class_index(session: Session) -> tuple[ClassIndex, bool]:
-    """Every class with a waiting request, and whether they were read just now.
+class ClassLook:
+    """A look at the classes of the queue, which another statement may make on its way: it puts what
+    `list_queue_classes` answers into `classes`.
 
-    Reading grows with the classes, not with the requests, and the index is made anew only when they
-    changed.
+    Reading grows with the classes, not with the requests. Where they are many, a list is believed
+    for a while instead, and no look is needed.
     """
-    held = _class_list.get()
-    started = time.monotonic()
-    if started < held.believed_until:
-        return held.latest[1], False
-    classes = list(session.execute(_SCAN_CLASSES).scalars())
-    seconds_to_read = time.monotonic() - started
-    known, index = held.latest
-    if classes != known:
-        needs = get_needs_of_classes(session, classes)
-        index = ClassIndex(needs, index)
-        # One whose last request went meanwhile has no needs, and may come back.
-        held.latest = (classes if len(needs) == len(classes) else [], index)
-    held.believe(seconds_to_read)
-    return index, True
+
+    def __init__(self) -> None:
+        self._held = _class_list.get()
+        self._started = time.monotonic()
+        self.is_needed = self._started >= self._held.believed_until
+        self.classes: list[int] | None = None
+
+    def get_index(self, session: Session) -> ClassIndex:
+        """Every class with a waiting request. The index is made anew only when they changed."""
+        held = self._held
+        if not self.is_needed:
+            return held.latest[1]
+        classes = self.classes
+        if classes is None:
+            classes = list(session.scalar(_LIST_CLASSES) or ())
+        known, index = held.latest
+        if classes != known:
+            needs = get_needs_of_classes(session, classes)
+            index = ClassIndex(needs, index)
+            # One whose last request went meanwhile has no needs, and may come back.
+            held.latest = (classes if len(needs) == len(classes) else [], index)
+        held.believe(time.monotonic() - self._started)
+        return index
 
 
 def get_needs_of_classes(session: Session, queue_classes: Sequence[int]) -> dict[int, RequestNeeds]:

@@ -10,18 +10,21 @@ from typing import Any
 from sqlalchemy import (
     DateTime,
     Integer,
-    TextClause,
     Update,
     bindparam,
     func,
     insert,
-    select,
     text,
     update,
 )
 from sqlalchemy.orm import Session
 
-from horde.classes.base.kudos import APPENDING, Movements, build_posting_parameters, upfront_hold_id
+from horde.classes.base.kudos import (
+    POSTING_ARGUMENTS,
+    Movements,
+    build_posting_parameters,
+    upfront_hold_id,
+)
 from horde.classes.base.stats import TextGenState, TextGenStatistic
 from horde.classes.base.waiting_prompt import REQUEST_TTL
 from horde.classes.kobold.pricing import (
@@ -40,7 +43,7 @@ from horde.database.job_endings import settle_cancelled
 from horde.database.kudos import append_movements
 from horde.database.text_jobs import TextJob
 from horde.database.users import charge_shared_key
-from horde.db import execute_later, table_of
+from horde.db import table_of
 from horde.hot_session import keep
 from horde.json_text import JsonObject
 
@@ -97,27 +100,30 @@ def compute_job_kudos(job: TextJob, tokens: int, model: ServedModel) -> Decimal:
 def settle_job(
     session: Session, job: TextJob, submitted: Submitted, kudos: Decimal, now: datetime
 ) -> Settlement | None:
-    """Store a reply and everything it moves, once; None for the loser of a race, whose transaction
-    must be rolled back.
-
-    Locks the request first, so that whoever stores the last reply sees all others and ends the
-    request.
+    """Store a reply and everything it moves, once and as one statement; None for the loser of a
+    race, who wrote nothing.
     """
-    charge = compute_generation_charge(kudos, censored=submitted.is_censored)
     movements = _build_movements(job, kudos, is_censored=submitted.is_censored)
-    execute_later(session, _LOCK_REQUEST, {"wp_id": job.wp_id})
-    columns = submitted.columns | {"censored": submitted.is_censored}
+    charge = compute_generation_charge(kudos, censored=submitted.is_censored)
+    seconds = seconds_since(job.start_time, now)
     values = {
-        **{f"new_{name}": value for name, value in columns.items()},
-        **_build_samples(job, submitted, now),
-        **build_posting_parameters(job.id, movements, now),
+        **_NO_CHAT_REPLY,
+        **submitted.columns,
+        **build_posting_parameters(movements, now),
+        "censored": submitted.is_censored,
         "job_id": job.id,
         "wp_id": job.wp_id,
         "charge": round(charge),
-        "new_expiry": now + REQUEST_TTL,
         "hold_id": upfront_hold_id(job.wp_id),
+        "speed": compute_speed_sample(submitted.tokens, seconds),
+        "generated_tokens": submitted.generated_tokens,
+        "seconds": max(seconds, 0.0),  # another host's clock may be behind
+        "things": submitted.tokens,
+        "prompt_length": job.prompt_characters,
+        "bridge_agent": job.bridge_agent,
+        "new_expiry": now + REQUEST_TTL,
     }
-    row = session.execute(_build_settlement(frozenset(columns)), values).one_or_none()
+    row = session.execute(_SETTLE, values).one_or_none()
     if row is None:
         return None
     if job.is_streamed:
@@ -127,79 +133,36 @@ def settle_job(
     return Settlement(kudos=kudos, finished_count=row.finished_count, is_done=row.is_done)
 
 
-_LOCK_REQUEST = keep(
-    select(requests.c.id).where(requests.c.id == bindparam("wp_id")).with_for_update(key_share=True)
+_NO_CHAT_REPLY: dict[str, Any] = dict.fromkeys(
+    (
+        "message",
+        "finish_reason",
+        "native_finish_reason",
+        "prompt_tokens",
+        "completion_tokens",
+        "reasoning_tokens",
+        "charge_basis",
+    )
 )
 
-
-@cache
-def _build_settlement(names: frozenset[str]) -> TextClause:
-    """Everything that a stored reply moves as one statement, for the columns that a text or a chat
-    reply has: the job, its request, its hold, four samples and the postings.
-
-    No row, and nothing written, when the job is no longer pending. The request's row has to be
-    locked before: the counts are as of the statement's begin.
-    """
-    stored = ", ".join(f"{name} = :new_{name}" for name in sorted(names))
-    settlement = text(f"""
-    WITH claimed AS (
-        UPDATE processing_gens SET {stored}
-        WHERE id = :job_id AND generation IS NULL AND NOT faulted
-        RETURNING id
-    ), others AS (
-        SELECT count(*) FILTER (WHERE generation IS NOT NULL) AS finished,
-            count(*) FILTER (WHERE generation IS NULL AND NOT faulted) AS pending
-        FROM processing_gens WHERE wp_id = :wp_id AND id <> :job_id AND NOT fake
-    ), counted AS (
-        SELECT others.finished + 1 AS finished_count, others.pending = 0 AS is_idle,
-            request.faulted,
-            request.n = 0 AND (
-                others.finished + 1 >= request.jobs OR request.terminal_outcome IS NOT NULL
-            ) AS is_complete
-        FROM claimed, others, waiting_prompts AS request WHERE request.id = :wp_id
-    ), outcome AS (
-        SELECT finished_count, is_idle AND is_complete AND NOT faulted AS is_done,
-            is_idle AND (is_complete OR faulted) AS is_end
-        FROM counted
-    ), charged AS (
-        UPDATE waiting_prompts AS request SET
-            consumed_kudos = request.consumed_kudos + :charge,
-            expiry = greatest(request.expiry, :new_expiry),
-            terminal_outcome = CASE
-                WHEN is_end THEN coalesce(request.terminal_outcome, 'completed')
-                ELSE request.terminal_outcome END,
-            terminal_recorded_at = CASE
-                WHEN is_end AND request.terminal_outcome IS NULL THEN :now
-                ELSE request.terminal_recorded_at END
-        FROM outcome WHERE request.id = :wp_id
-    ), released AS (
-        UPDATE kudos_reservations SET active = false, released_at = :now
-        FROM outcome WHERE is_end AND business_id = :hold_id AND active
-    ), worker_sample AS (
-        INSERT INTO worker_performances (worker_id, performance, generated_tokens, seconds, created)
-        SELECT :worker_id, :speed, :generated_tokens, :seconds, :now FROM outcome
-    ), model_sample AS (
-        INSERT INTO model_performances (model, performance, created)
-        SELECT :model, :speed, :now FROM outcome
-    ), fulfilment AS (
-        INSERT INTO horde_fulfillments (things, thing_type, deliver_time, created)
-        SELECT :things, 'text', :deliver_time, :now FROM outcome
-    ), statistic AS (
-        INSERT INTO text_gen_stats (
-            finished, created, model, max_length, max_context_length, softprompt, prompt_length,
-            client_agent, bridge_agent, state, style_id
-        )
-        SELECT :now, :start_time, :model, :max_length, :max_context_length, :softprompt,
-            :prompt_length,
-            :client_agent, :bridge_agent, CAST(:state AS textgenstate), CAST(:style_id AS uuid)
-        FROM outcome
-    ), {APPENDING.format(source="outcome")}
-    SELECT finished_count, is_done FROM outcome
-    """)
-    types = {name: jobs.c[name].type for name in names}
-    return keep(
-        settlement.bindparams(*(bindparam(f"new_{name}", type_=types[name]) for name in names))
+# The function's statements each see what was committed before them, so its lock comes before its
+# counts: one statement with all of it would count as of its begin.
+_SETTLE = keep(
+    text(f"""
+    SELECT finished_count, is_done FROM settle_reply(
+        job => :job_id, request => :wp_id, reply => :generation, metadata => :gen_metadata,
+        censored => :censored, message => :message, finish_reason => :finish_reason,
+        native_finish_reason => :native_finish_reason, prompt_tokens => :prompt_tokens,
+        completion_tokens => :completion_tokens, reasoning_tokens => :reasoning_tokens,
+        charge_basis => :charge_basis, charge => :charge, hold => :hold_id, speed => :speed,
+        generated_tokens => :generated_tokens, seconds => :seconds, things => :things,
+        prompt_length => :prompt_length, bridge_agent => :bridge_agent, new_expiry => :new_expiry,
+        {POSTING_ARGUMENTS}
     )
+    """).bindparams(
+        *(bindparam(name, type_=jobs.c[name].type) for name in ("gen_metadata", "message"))
+    )
+)
 
 
 def _build_movements(job: TextJob, kudos: Decimal, *, is_censored: bool = False) -> Movements:
@@ -278,26 +241,11 @@ def _build_reply_of_fake(names: frozenset[str]) -> Update:
     )
 
 
-def _build_samples(job: TextJob, submitted: Submitted, now: datetime) -> JsonObject:
-    seconds = seconds_since(job.start_time, now)
-    speed = compute_speed_sample(submitted.tokens, seconds)
-    state = TextGenState.CENSORED if submitted.is_censored else TextGenState.OK
-    return build_statistic(job, state, now) | {
-        "worker_id": job.worker_id,
-        "speed": speed,
-        "seconds": max(seconds, 0.0),  # another host's clock may be behind
-        "generated_tokens": submitted.generated_tokens,
-        "things": submitted.tokens,
-        "deliver_time": job.start_time,
-        "now": now,
-    }
-
-
-def build_statistic(job: TextJob, state: TextGenState, now: datetime) -> JsonObject:
-    """What the settling statement binds for the statistic of a job."""
+def build_unserved_statistic(job: TextJob, state: TextGenState, now: datetime) -> JsonObject:
+    """The columns of the statistic of a job that ended without a reply."""
     return {
         "finished": now,
-        "start_time": job.start_time,
+        "created": job.start_time,
         "model": job.model,
         "max_length": job.max_length,
         "max_context_length": job.max_context_length,
@@ -306,11 +254,5 @@ def build_statistic(job: TextJob, state: TextGenState, now: datetime) -> JsonObj
         "prompt_length": job.prompt_characters,
         "client_agent": job.client_agent,
         "bridge_agent": job.bridge_agent,
-        "state": state.name,
+        "state": state,
     }
-
-
-def build_unserved_statistic(job: TextJob, state: TextGenState, now: datetime) -> JsonObject:
-    """The columns of the statistic of a job that ended without a reply."""
-    statistic = build_statistic(job, state, now)
-    return statistic | {"state": state, "created": statistic.pop("start_time")}

@@ -21,7 +21,7 @@ from horde.classes.kobold.worker import (
     TextWorker,
     get_text_worker_lease_capacity,
 )
-from horde.database.queue_classes import get_class_index
+from horde.database.queue_classes import ClassLook
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +31,7 @@ class ServableClass:
     """
 
     number: int
+    is_chat: bool
     models: tuple[str, ...]  # as its requests list them
     max_length: int
     max_context_length: int
@@ -52,10 +53,6 @@ class ServableQueue:
     # Whether the list of classes was read for it, and is not one that was believed for a while.
     is_fresh: bool = True
 
-    def get_models(self, queue_class: int) -> tuple[str, ...]:
-        """The models that requests of one of its classes list."""
-        return next(servable.models for servable in self.classes if servable.number == queue_class)
-
 
 def text_wp_speed_gate_clause(
     request: Any, lease_capacity: ColumnElement[float]
@@ -72,8 +69,11 @@ def get_sorted_text_wp_filtered_to_worker(
     inputs: EligibilityInputs,
     chat_inputs: EligibilityInputs,
     priority_user_ids: Collection[int],
+    look: ClassLook | None = None,
 ) -> ServableQueue:
     """What of the waiting requests this worker may take, judged class by class.
+
+    `look` is one that was begun before, with what it brought.
 
     The rules are those of `TextWorker.can_generate_with_eligibility_inputs`, asked of the smallest
     request of each class; `claim_next_request` compares the lengths of each row and takes them in
@@ -90,7 +90,8 @@ def get_sorted_text_wp_filtered_to_worker(
         )
         return None if refusal is None else refusal.reason
 
-    index, is_fresh = get_class_index(session)
+    look = look or ClassLook()
+    index = look.get_index(session)
     own = index.list_for(inputs.models, worker.chat_model_id if worker.accepts_chat_jobs else None)
     verdicts = [(indexed, judge(indexed.least)) for indexed in own]
 
@@ -121,7 +122,7 @@ def get_sorted_text_wp_filtered_to_worker(
         count_skipped=count_skipped,
         is_empty=index.is_empty,
         is_work_left=bool(own),
-        is_fresh=is_fresh,
+        is_fresh=look.is_needed,
     )
 
 
@@ -135,6 +136,7 @@ def _build_servable_class(number: int, needs: RequestNeeds, worker: TextWorker) 
         max_length, max_context_length = worker.max_length, worker.max_context_length
     return ServableClass(
         number=number,
+        is_chat=needs.is_chat,
         models=needs.models,
         max_length=max_length,
         max_context_length=max_context_length,

@@ -1,40 +1,31 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """Text and chat jobs: the rows that a claim gets, and what later steps need to know of one."""
 
-import random
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
-from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
-from sqlalchemy import Select, String, bindparam, cast, exists, func, select
+from sqlalchemy import bindparam, column, func, select, text
 from sqlalchemy.orm import Session
 
 from horde.chat.job import CHAT_STREAM_PROGRESS_KEY, streams_progress
 from horde.chat.wire import ChatExtras
 from horde.chat_progress import STALE_JOBS_PERIOD_SECONDS
-from horde.classes.base.kudos import KudosReservation
 from horde.classes.base.processing_generation import ProcessingGeneration
-from horde.classes.base.user import User, UserRole, UserRoleTypes
-from horde.classes.base.waiting_prompt import TerminalOutcome, WPAllowedWorkers
 from horde.classes.kobold.processing_generation import (
     LeaseOwner,
     TextProcessingGeneration,
     seconds_since,
 )
-from horde.classes.kobold.waiting_prompt import TextWaitingPrompt, select_as_sent
+from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
 from horde.classes.kobold.worker import TextWorker
 from horde.database.queue_claims import ClaimedRequest
 from horde.database.queue_classes import TEXT_FAMILY
-from horde.db import execute_later, table_of
-from horde.hot_session import keep, keep_insert
+from horde.db import WrittenJson, insert_rows, table_of
+from horde.hot_session import keep
 
 jobs = table_of(TextProcessingGeneration)
 requests = table_of(TextWaitingPrompt)
-workers = table_of(TextWorker)
-users, roles = table_of(User), table_of(UserRole)
-targets, holds = table_of(WPAllowedWorkers), table_of(KudosReservation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,52 +91,31 @@ def assign_jobs(
     session: Session,
     claimed: ClaimedRequest,
     worker: TextWorker,
-    models: Sequence[str],
     now: datetime,
     *,
     owner: LeaseOwner,
     is_fake: bool = False,
 ) -> AssignedJobs:
-    """Write a job row for each generation claimed, in the transaction of the claim.
+    """The jobs of a claim. A streamed job gets its lease after the commit.
 
-    The model is chosen once, from what this pop offers; on chat it is the model the worker
-    declared. Fake jobs keep a paused worker busy: they look the same and count for nothing. A
-    streamed job gets its lease after the commit.
+    The claim wrote their rows. Fake jobs, which keep a paused worker busy, are written here: they
+    look the same and count for nothing.
     """
-    model = _choose_model(claimed, worker, models)
-    ids = tuple(uuid4() for _ in range(claimed.taken))
     ttl = TextProcessingGeneration.set_job_ttl()
     request = claimed.request
     is_over = not is_fake and TextProcessingGeneration.is_over_capacity(
         is_chat=request.is_chat, max_length=request.max_length, speed=worker.gate_speed
     )
-    shared = {
-        "procgen_type": TEXT_FAMILY,
-        "model": model,
-        "seed": 0,
-        "start_time": now,
-        "created": now,
-        "cancelled": False,
-        "faulted": False,
-        "fake": is_fake,
-        "censored": False,
-        "job_ttl": ttl,
-        "wp_id": request.id,
-        "worker_id": worker.id,
-        "over_capacity_at_assignment": is_over,
-        **request.get_generation_assignment(worker),
-    }
-    statement = keep_insert(jobs, ("id", *shared))
-    for job_id in ids:
-        execute_later(session, statement, {"id": job_id, **shared})
+    if is_fake:
+        _write_fakes(session, claimed, worker, now, ttl)
     if streams_progress(request.chat_extras):
-        for job_id in ids:
+        for job_id in claimed.job_ids:
             TextProcessingGeneration._write_stream_lease(
                 session,
                 job_id=job_id,
                 wp_id=request.id,
                 worker=worker,
-                model=model,
+                model=claimed.model,
                 owner=owner,
                 max_length=request.max_length,
                 is_fake=is_fake,
@@ -153,69 +123,39 @@ def assign_jobs(
                 job_ttl=ttl,
             )
     return AssignedJobs(
-        ids=ids, wp_id=request.id, model=model, ttl_seconds=ttl, is_over_capacity=is_over
+        ids=claimed.job_ids,
+        wp_id=request.id,
+        model=claimed.model,
+        ttl_seconds=ttl,
+        is_over_capacity=is_over,
     )
 
 
-def _choose_model(claimed: ClaimedRequest, worker: TextWorker, models: Sequence[str]) -> str:
-    if claimed.request.is_chat:
-        return worker.chat_model_id or ""
-    wanted = set(claimed.models)
-    return random.choice([model for model in models if model in wanted] if wanted else list(models))
+def _write_fakes(
+    session: Session, claimed: ClaimedRequest, worker: TextWorker, now: datetime, ttl: int
+) -> None:
+    shared = {
+        "procgen_type": TEXT_FAMILY,
+        "model": claimed.model,
+        "start_time": now,
+        "created": now,
+        "fake": True,
+        "job_ttl": ttl,
+        "wp_id": claimed.request.id,
+        "worker_id": worker.id,
+        **claimed.request.get_generation_assignment(worker),
+    }
+    insert_rows(session, jobs, [{"id": job_id, **shared} for job_id in claimed.job_ids])
 
 
-def _build_find_job() -> Select[Any]:
-    is_trusted = (
-        (roles.c.user_id == workers.c.user_id)
-        & (roles.c.user_role == UserRoleTypes.TRUSTED)
-        & roles.c.value
-    )
-    hold_id = func.concat("upfront:", cast(requests.c.id, String))
-    return (
-        select(
-            jobs.c.id,
-            jobs.c.wp_id,
-            jobs.c.worker_id,
-            jobs.c.model,
-            jobs.c.generation.is_not(None).label("is_completed"),
-            jobs.c.faulted.label("is_faulted"),
-            jobs.c.fake.label("is_fake"),
-            jobs.c.start_time,
-            jobs.c.job_ttl,
-            jobs.c.assigned_model,
-            jobs.c.chat_refusal_rc,
-            jobs.c.over_capacity_at_assignment.label("is_over_capacity"),
-            requests.c.is_chat,
-            select_as_sent(requests.c, "chat_extras"),
-            requests.c.chat_conformance,
-            requests.c.max_length,
-            requests.c.max_context_length,
-            requests.c.softprompt,
-            requests.c.style_id,
-            func.length(requests.c.prompt).label("prompt_characters"),
-            requests.c.user_id.label("requester_id"),
-            users.c.usage_multiplier.label("requester_usage_multiplier"),
-            requests.c.sharedkey_id,
-            requests.c.client_agent,
-            exists().where(targets.c.wp_id == requests.c.id).label("lists_workers"),
-            exists().where(holds.c.business_id == hold_id, holds.c.active).label("has_hold"),
-            (func.coalesce(requests.c.terminal_outcome, "") == TerminalOutcome.CANCELLED).label(
-                "is_request_cancelled"
-            ),
-            requests.c.webhook,
-            workers.c.name.label("worker_name"),
-            workers.c.user_id.label("worker_owner_id"),
-            exists().where(is_trusted).label("worker_owner_trusted"),
-            workers.c.bridge_agent,
+_FIND_JOB = keep(
+    text("SELECT * FROM find_job(:job_id)").columns(
+        *(
+            column(fact.name, WrittenJson if fact.name == "chat_extras" else None)
+            for fact in fields(TextJob)
         )
-        .join(requests, requests.c.id == jobs.c.wp_id)
-        .join(workers, workers.c.id == jobs.c.worker_id)
-        .join(users, users.c.id == requests.c.user_id)
-        .where(jobs.c.id == bindparam("job_id"), jobs.c.procgen_type == TEXT_FAMILY)
     )
-
-
-_FIND_JOB = keep(_build_find_job())
+)
 
 
 def find_job(session: Session, job_id: UUID) -> TextJob | None:

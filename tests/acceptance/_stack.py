@@ -541,8 +541,7 @@ class Horde:
         return int(
             self.database.value(
                 "SELECT (SELECT count(*) FROM kudos_ledger WHERE NOT applied)"
-                " + (SELECT count(*) FROM kudos_stat_events WHERE NOT applied"
-                " AND quarantine_reason IS NULL)"
+                " + (SELECT count(*) FROM kudos_stat_queue)"
             )
         )
 

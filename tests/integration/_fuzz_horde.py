@@ -62,6 +62,7 @@ WATCHED_TABLES = (
     "kudos_reservations",
     "kudos_ledger",
     "kudos_stat_events",
+    "kudos_stat_queue",
     "workers",
     "worker_models",
     "users",

@@ -222,7 +222,7 @@ def test_a_generation_reaches_every_balance_and_counter() -> None:
             reservation_id=None,
         )
     )
-    assert fold_postings() == 3 + 10
+    assert fold_postings() == 3 + 1  # the statistics of an event are one row
     assert balances(owner) == (Decimal("105.01"), Decimal("5.00"), 105, 5)
     assert balances(requester) == (Decimal("88.99"), Decimal(0), 88, 0)
     with transaction() as session:
@@ -476,17 +476,19 @@ def test_escrow_of_a_trusted_account_drains_once() -> None:
 # Quarantine
 
 
-@pytest.mark.parametrize(
-    ("target", "name", "user_id", "worker_id", "reason"),
-    [
-        (StatTarget.WORKERS, "kudos", None, uuid4(), "the worker is gone"),
-        (StatTarget.USER_STATS, "gifted", 2**31 - 1, None, "the user is gone"),
-        (StatTarget.WORKERS, "name", None, uuid4(), "unknown counter"),
-        (StatTarget.USER_RECORDS, "NOPE", 1, None, "unknown record"),
-        (StatTarget.USER_STATS, "gifted", None, None, "has to name"),
-        (StatTarget.USER_STATS, "gifted", 1, uuid4(), "has to name"),
-    ],
-)
+GONE_OR_UNKNOWN = [
+    (StatTarget.WORKERS, "kudos", None, uuid4(), "the worker is gone"),
+    (StatTarget.USER_STATS, "gifted", 2**31 - 1, None, "the user is gone"),
+    (StatTarget.WORKERS, "name", None, uuid4(), "unknown counter"),
+    (StatTarget.USER_RECORDS, "NOPE", 1, None, "unknown record"),
+]
+MISNAMED = [
+    (StatTarget.USER_STATS, "gifted", None, None, "has to name"),
+    (StatTarget.USER_STATS, "gifted", 1, uuid4(), "has to name"),
+]
+
+
+@pytest.mark.parametrize(("target", "name", "user_id", "worker_id", "reason"), GONE_OR_UNKNOWN)
 def test_a_statistic_that_can_never_fold_is_set_aside(
     target: StatTarget, name: str, user_id: int | None, worker_id: UUID | None, reason: str
 ) -> None:
@@ -494,31 +496,64 @@ def test_a_statistic_that_can_never_fold_is_set_aside(
         entry_type=EntryType.STAT_RECORD,
         target=target,
         name=name,
-        record="text",
-        amount=Decimal(1),
+        record="text" if target is StatTarget.USER_RECORDS else None,
+        amount=Decimal("1.25"),
         user_id=user_id,
         worker_id=worker_id,
     )
-    user_id = make_user()
-    good = Statistic(
-        entry_type=EntryType.STAT_RECORD,
-        target=StatTarget.USER_STATS,
-        name="gifted",
-        amount=Decimal(5),
-        user_id=user_id,
-    )
+    good_id = make_user()
     event_id = uuid4()
     with transaction() as session:
-        append_movements(session, event_id, Movements(statistics=(statistic, good)), utcnow())
+        movements = Movements(statistics=(statistic, build_gift(good_id)))
+        append_movements(session, event_id, movements, utcnow())
+    assert fold_postings() == 1
+    assert fold_postings() == 0
+    with transaction() as session:
+        aside = session.scalars(select(StatPosting).where(StatPosting.event_id == event_id)).one()
+        assert session.scalar(select(UserStats.value).where(UserStats.user_id == good_id)) == 5
+    assert reason in (aside.quarantine_reason or "")
+    assert (aside.target, aside.name, aside.amount, aside.applied) == (
+        target,
+        name,
+        Decimal("1.25"),
+        False,
+    )
+    assert (aside.user_id, aside.worker_id) == (user_id, worker_id)
+
+
+@pytest.mark.parametrize(
+    ("target", "name", "user_id", "worker_id", "reason"), GONE_OR_UNKNOWN + MISNAMED
+)
+def test_statistics_of_the_version_before_are_folded_or_set_aside(
+    target: StatTarget, name: str, user_id: int | None, worker_id: UUID | None, reason: str
+) -> None:
+    good_id, event_id = make_user(), uuid4()
+    of_event = {"event_id": event_id, "entry_type": EntryType.STAT_RECORD, "created": utcnow()}
+    bad = {"target": target, "name": name, "user_id": user_id, "worker_id": worker_id}
+    good = {"target": StatTarget.USER_STATS, "name": "gifted", "user_id": good_id}
+    with transaction() as session:
+        session.add(StatPosting(**of_event, **bad, record="text", amount=Decimal(1)))
+        session.flush()
+        session.add(StatPosting(**of_event, **good, amount=Decimal(5)))
     assert fold_postings() == 2
     assert fold_postings() == 0
     with transaction() as session:
         rows = session.scalars(
             select(StatPosting).where(StatPosting.event_id == event_id).order_by(StatPosting.id)
         ).all()
-        assert session.scalar(select(UserStats.value).where(UserStats.user_id == user_id)) == 5
+        assert session.scalar(select(UserStats.value).where(UserStats.user_id == good_id)) == 5
     assert [row.applied for row in rows] == [False, True]
     assert reason in (rows[0].quarantine_reason or "")
+
+
+def build_gift(user_id: int) -> Statistic:
+    return Statistic(
+        entry_type=EntryType.STAT_RECORD,
+        target=StatTarget.USER_STATS,
+        name="gifted",
+        amount=Decimal(5),
+        user_id=user_id,
+    )
 
 
 # Holds

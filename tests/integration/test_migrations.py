@@ -8,12 +8,14 @@ import json
 import logging
 import os
 import pkgutil
+import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
+from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
@@ -432,6 +434,111 @@ def test_the_queue_is_read_in_the_order_of_its_indexes(migrated: Engine) -> None
             plan = "\n".join(connection.scalars(text(f"EXPLAIN {sql}")))
             assert f"ix_waiting_prompts_{index}" in plan, plan
             assert "Sort" not in plan, plan
+
+
+@pytest.fixture
+def sql_folder(tmp_path: Path) -> Path:
+    """A copy of the files that a test may change."""
+    return Path(shutil.copytree(migrations.SQL_FOLDER, tmp_path / "sql_statements"))
+
+
+def test_a_function_is_replaced_when_its_text_changes_and_only_then(
+    engine: Engine, sql_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    migrate(engine, secret_key=SECRET, folder=sql_folder)
+    file = sql_folder / "functions" / "list_queue_classes.sql"
+    found = file.read_text()
+    file.write_text(found.replace("RETURN found;", "RETURN '{7}';"))
+    with caplog.at_level(logging.INFO, logger="horde.database.migrate"):
+        assert migrate(engine, secret_key=SECRET, folder=sql_folder) == []
+        assert migrate(engine, secret_key=SECRET, folder=sql_folder) == []
+    replaced = [record for record in caplog.records if "function_replaced" in record.message]
+    assert [vars(record)["function"] for record in replaced] == ["list_queue_classes"]
+    with engine.connect() as connection:
+        assert connection.scalar(text("SELECT list_queue_classes()")) == [7]
+
+
+def test_a_database_that_lacks_a_function_is_refused(engine: Engine) -> None:
+    migrate(engine, secret_key=SECRET)
+    with engine.begin() as connection:
+        connection.execute(text("DROP FUNCTION find_job"))
+    with pytest.raises(SchemaError, match="lacks find_job: run `horde db migrate`"):
+        require_current_schema(engine)
+    migrate(engine, secret_key=SECRET)
+    require_current_schema(engine)
+
+
+def test_functions_wait_for_the_tables_they_call_for(engine: Engine) -> None:
+    migrate(engine, secret_key=SECRET, target="5.1.15")
+    with engine.connect() as connection:
+        assert connection.scalar(text("SELECT to_regproc('find_job')")) is None
+
+
+def test_each_function_is_named_as_its_file_and_told_of() -> None:
+    told = (ROOT / "docs" / "reference" / "schema.md").read_text()
+    for file in (migrations.SQL_FOLDER / "functions").glob("*.sql"):
+        assert f"CREATE OR REPLACE FUNCTION {file.stem}(" in file.read_text()
+        assert f"| `{file.stem}` |" in told
+
+
+@pytest.mark.parametrize(
+    "ahead",
+    [
+        pytest.param({"queue_class": "2"}, id="another class"),
+        pytest.param({"queue_class": "1", "created": "now() + interval '1 hour'"}, id="behind"),
+        pytest.param({"queue_class": "1", "max_length": "500"}, id="too long"),
+        pytest.param({"queue_class": "2 + number"}, id="many classes"),
+    ],
+)
+def test_a_claim_visits_no_row_that_it_cannot_take(engine: Engine, ahead: dict[str, str]) -> None:
+    migrate(engine, secret_key=SECRET)
+    columns = {"wp_type": "'text'", "prompt": "''", "user_id": "0", "n": "1", "jobs": "1"}
+    columns |= {"active": "true", "max_length": "80", "max_context_length": "1024"}
+
+    def insert(connection: Connection, count: int, others: dict[str, str]) -> None:
+        values = columns | others
+        connection.execute(
+            text(
+                f"INSERT INTO waiting_prompts ({', '.join(values)})"
+                f" SELECT {', '.join(values.values())} FROM generate_series(1, {count}) AS number"
+            )
+        )
+
+    claim = text("""
+        SELECT id FROM claim_request(
+            classes => ARRAY[1], max_lengths => ARRAY[100], max_context_lengths => ARRAY[2048],
+            models => ARRAY['m'], lease_capacity => 80, only_user => NULL,
+            preferred_users => ARRAY[5, 6], contested => NULL, wait => '1', wanted => 1,
+            job_ids => ARRAY[gen_random_uuid()], worker => :worker_id,
+            chat_max_context_length => NULL, chat_max_length => NULL, transports => NULL,
+            ttl => 150, moment => now()::timestamp, new_expiry => now()::timestamp
+        )
+        """)
+    visits = text(
+        "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables"
+        " WHERE relname = 'waiting_prompts'"
+    )
+    with engine.begin() as connection:
+        worker_id = connection.scalar(
+            text(
+                "INSERT INTO workers (worker_type, user_id, name)"
+                " VALUES ('text_worker', 0, 'worker') RETURNING id"
+            )
+        )
+        insert(connection, 1, {"queue_class": "1"})
+    with engine.connect() as connection:
+        # Planned for this queue, and kept for the next.
+        assert connection.scalar(claim, {"worker_id": worker_id}) is not None
+        connection.commit()
+        insert(connection, 2000, ahead)
+        insert(connection, 1, {"queue_class": "1"})
+        connection.commit()
+        connection.execute(text("ANALYZE waiting_prompts"))
+        connection.commit()
+        taken = connection.scalar(claim, {"worker_id": worker_id})
+        assert connection.scalar(visits) <= 60
+        length = "SELECT max_length FROM waiting_prompts WHERE id = :id"
+        assert connection.scalar(text(length), {"id": taken}) == 80
 
 
 @pytest.mark.slow

@@ -5,15 +5,17 @@ A request transaction only appends postings. One elected applier folds them into
 (database/kudos.py).
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final, cast
 from uuid import UUID
 
 from sqlalchemy import (
+    JSON,
     BigInteger,
     Boolean,
     DateTime,
@@ -30,6 +32,7 @@ from horde.clock import utcnow
 from horde.db import Base
 
 CENT = Decimal("0.01")
+USERS, WORKERS = "users", "workers"  # whose counters a document of additions moves
 
 
 class EntryType(StrEnum):
@@ -73,7 +76,7 @@ class KudosPosting(Base):
     __tablename__ = "kudos_ledger"
 
     id: Mapped[int] = mapped_column(BigInteger, primary_key=True)
-    event_id: Mapped[UUID] = mapped_column(Uuid, index=True)
+    event_id: Mapped[UUID] = mapped_column(Uuid)
     entry_type: Mapped[str] = mapped_column(String(32))
     # No foreign key: it would lock Anonymous' row for almost every job.
     user_id: Mapped[int] = mapped_column(Integer)
@@ -85,8 +88,22 @@ class KudosPosting(Base):
     applied: Mapped[bool] = mapped_column(Boolean, default=False)
 
 
+class QueuedStatistics(Base):
+    """What one event adds to counters, until it is folded; see `build_additions`."""
+
+    __tablename__ = "kudos_stat_queue"
+
+    id: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    event_id: Mapped[UUID] = mapped_column(Uuid)
+    additions: Mapped[dict[str, Any]] = mapped_column(JSON)
+    created: Mapped[datetime] = mapped_column(DateTime)
+
+
 class StatPosting(Base):
-    """One signed amount for a counter of a user or a worker, never both."""
+    """One signed amount for a counter of a user or a worker, never both.
+
+    Servers before 5.1.28 wrote a row for each amount; what can never be added stays here.
+    """
 
     __tablename__ = "kudos_stat_events"
 
@@ -192,67 +209,61 @@ class Movements:
     statistics: tuple[Statistic, ...] = ()
 
 
-# Two members of a WITH that append the postings of one event, once for each row of `{source}`: a
-# statement that changes something books it too. `build_posting_parameters` has their values.
-APPENDING: Final = """
-    currencies AS (
-        INSERT INTO kudos_ledger (event_id, entry_type, user_id, account, amount, reservation_id,
-            created, applied)
-        SELECT CAST(:event_id AS uuid), posting.*, :now, false
-        FROM {source}, unnest(
-            CAST(:entry_types AS varchar[]), CAST(:user_ids AS integer[]),
-            CAST(:accounts AS varchar[]),
-            CAST(:amounts AS numeric[]), CAST(:reservation_ids AS varchar[])
-        ) AS posting
-    ), statistics AS (
-        INSERT INTO kudos_stat_events (event_id, entry_type, target, name, record, user_id,
-            worker_id, amount, created, applied)
-        SELECT CAST(:event_id AS uuid), posting.*, :now, false
-        FROM {source}, unnest(
-            CAST(:stat_entry_types AS varchar[]), CAST(:stat_targets AS varchar[]),
-            CAST(:stat_names AS varchar[]),
-            CAST(:stat_records AS varchar[]), CAST(:stat_user_ids AS integer[]),
-            CAST(:stat_worker_ids AS uuid[]),
-            CAST(:stat_amounts AS numeric[])
-        ) AS posting
-    )
+# The arguments of `append_postings` that make the rows of an event, for the functions that pass
+# them on. `build_posting_parameters` has their values.
+POSTING_ARGUMENTS: Final = """
+    entry_types => :entry_types, user_ids => :user_ids, accounts => :accounts, amounts => :amounts,
+    reservation_ids => :reservation_ids, additions => :additions, moment => :now
 """
 
 
-def build_posting_parameters(
-    event_id: UUID, movements: Movements, now: datetime
-) -> dict[str, object]:
-    """The values of a statement with `APPENDING`."""
-    return {
-        "event_id": str(event_id),
-        "now": now,
-        **_build_currency_columns(movements.currencies),
-        **_build_statistic_columns(movements.statistics),
-    }
-
-
-def _build_currency_columns(currencies: Sequence[Currency]) -> dict[str, list[object]]:
+def build_posting_parameters(movements: Movements, now: datetime) -> dict[str, object]:
+    """The values of `POSTING_ARGUMENTS`."""
+    currencies = movements.currencies
     return {
         "entry_types": [item.entry_type.value for item in currencies],
         "user_ids": [item.user_id for item in currencies],
         "accounts": [item.account.value for item in currencies],
         "amounts": [item.amount for item in currencies],
         "reservation_ids": [item.reservation_id for item in currencies],
+        "additions": build_additions(movements.statistics),
+        "now": now,
     }
 
 
-def _build_statistic_columns(statistics: Sequence[Statistic]) -> dict[str, list[object]]:
-    return {
-        "stat_entry_types": [item.entry_type.value for item in statistics],
-        "stat_targets": [item.target.value for item in statistics],
-        "stat_names": [item.name for item in statistics],
-        "stat_records": [item.record for item in statistics],
-        "stat_user_ids": [item.user_id for item in statistics],
-        "stat_worker_ids": [
-            None if item.worker_id is None else str(item.worker_id) for item in statistics
-        ],
-        "stat_amounts": [item.amount for item in statistics],
-    }
+def build_additions(statistics: Sequence[Statistic]) -> str | None:
+    """The counters that one event moves as a JSON document; None without any.
+
+    For each user and worker the amounts, as text, by `target:name` or `target:name:record`.
+    """
+    sums: dict[str, dict[str, dict[str, Decimal]]] = {}
+    for item in statistics:
+        kind, subject = (
+            (USERS, item.user_id) if item.worker_id is None else (WORKERS, item.worker_id)
+        )
+        counters = sums.setdefault(kind, {}).setdefault(str(subject), {})
+        counter = f"{item.target.value}:{item.name}" + (f":{item.record}" if item.record else "")
+        counters[counter] = counters.get(counter, Decimal(0)) + item.amount
+    return json.dumps(sums, default=str, separators=(",", ":")) if sums else None
+
+
+def parse_additions(additions: Mapping[str, Mapping[str, Mapping[str, str]]]) -> list[Statistic]:
+    """The amounts of a document that `build_additions` made."""
+    return [
+        Statistic(
+            entry_type=EntryType.STAT_RECORD,
+            target=cast(StatTarget, target),  # an unknown one is found when it is folded
+            name=name,
+            record=record or None,
+            amount=Decimal(amount),
+            user_id=int(subject) if kind == USERS else None,
+            worker_id=UUID(subject) if kind == WORKERS else None,
+        )
+        for kind, subjects in additions.items()
+        for subject, counters in subjects.items()
+        for counter, amount in counters.items()
+        for target, name, record in [(*counter.split(":", 2), "")[:3]]
+    ]
 
 
 def to_kudos(amount: float | int | Decimal) -> Decimal:

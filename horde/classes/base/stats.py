@@ -28,9 +28,9 @@ class TextGenStatistic(Base):
     __tablename__ = "text_gen_stats"
 
     id: Mapped[int] = mapped_column(BigInteger, primary_key=True)
-    finished: Mapped[datetime] = mapped_column(DateTime, default=utcnow, index=True)
+    finished: Mapped[datetime] = mapped_column(DateTime, default=utcnow)
     created: Mapped[datetime | None] = mapped_column(DateTime)
-    model: Mapped[str] = mapped_column(String(255), index=True)
+    model: Mapped[str] = mapped_column(String(255))
     max_length: Mapped[int] = mapped_column(Integer)
     max_context_length: Mapped[int] = mapped_column(Integer)
     softprompt: Mapped[str | None] = mapped_column(String(255))
@@ -47,7 +47,7 @@ class ModelPerformance(Base):
     __tablename__ = "model_performances"
 
     id: Mapped[int] = mapped_column(BigInteger, primary_key=True)
-    model: Mapped[str] = mapped_column(String(255), index=True)
+    model: Mapped[str] = mapped_column(String(255))
     performance: Mapped[float] = mapped_column(Float)
     created: Mapped[datetime] = mapped_column(DateTime, default=utcnow, index=True)
 

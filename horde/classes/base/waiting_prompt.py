@@ -76,7 +76,7 @@ class WaitingPrompt(Base):
     webhook: Mapped[str | None] = mapped_column(String(1024))
     client_agent: Mapped[str] = mapped_column(Text, default="unknown:0:unknown")
     sharedkey_id: Mapped[UUID | None] = mapped_column(
-        ForeignKey("user_sharedkeys.id", ondelete="CASCADE"), index=True
+        ForeignKey("user_sharedkeys.id", ondelete="CASCADE")
     )
     # Who sent it, where somebody else pays: as the key of a style does.
     sender_id: Mapped[int | None] = mapped_column(Integer)
@@ -186,4 +186,9 @@ Index(
     WaitingPrompt.user_id,
     Grouping(QUEUE_RANK).desc(),
     postgresql_where=LIVE,
+)
+Index(
+    "ix_waiting_prompts_with_sharedkey",
+    WaitingPrompt.sharedkey_id,
+    postgresql_where=WaitingPrompt.sharedkey_id.is_not(None),
 )

@@ -37,7 +37,7 @@ from horde.chat.stored_objects import (
     replace_stored_images,
 )
 from horde.chat.wire import ChatExtras, JobPayload, Message
-from horde.classes.base.kudos import APPENDING, Movements, build_posting_parameters
+from horde.classes.base.kudos import POSTING_ARGUMENTS, Movements, build_posting_parameters
 from horde.classes.base.waiting_prompt import LIVE, QUEUE_RANK, WaitingPrompt
 from horde.classes.kobold.pricing import (
     AllowanceLimits,
@@ -302,14 +302,14 @@ class TextWaitingPrompt(WaitingPrompt):
         transaction fails with an IntegrityError and leaves nothing.
         """
         values = {
-            **build_posting_parameters(wp_id, movements, now),
+            **build_posting_parameters(movements, now),
             "wp_id": wp_id,
             "priority": priority,
             "tax": tax,
             "key": None if claim is None else claim.key,
             "fingerprint": None if claim is None else claim.fingerprint,
         }
-        return session.scalar(_ACTIVATE, values) is not None
+        return bool(session.scalar(_ACTIVATE, values))
 
 
 requests = table_of(TextWaitingPrompt)
@@ -342,14 +342,11 @@ def build_sent_columns(
 
 _ACTIVATE = keep(
     text(f"""
-    WITH activated AS (
-        UPDATE waiting_prompts SET active = true, extra_priority = :priority,
-            consumed_kudos = consumed_kudos + :tax, operation_key = CAST(:key AS uuid),
-            operation_fingerprint = :fingerprint
-        WHERE id = :wp_id AND NOT active AND expiry > :now
-        RETURNING id
-    ), {APPENDING.format(source="activated")}
-    SELECT id FROM activated
+    SELECT activate_request(
+        request => :wp_id, priority => :priority, tax => :tax, key => :key,
+        fingerprint => :fingerprint,
+        {POSTING_ARGUMENTS}
+    )
     """)
 )
 
