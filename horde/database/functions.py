@@ -6,6 +6,7 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cache
 from typing import Any
 from uuid import UUID
 
@@ -492,7 +493,7 @@ def estimate_wait_of_stored_request(
         tokens, jobs = _get_competing_work(session, snapshot, availability, before=wp_id)
         return _estimate(availability, tokens + own_tokens, jobs + own_jobs, running_seconds)
     everybody = WorkerAvailability(workers=get_online_text_workers(session, now))
-    tokens, jobs = snapshot.get_competing_work(lambda _: True, before=wp_id)
+    tokens, jobs = snapshot.get_work(snapshot.groups, before=wp_id)
     return _estimate(everybody, tokens + own_tokens, jobs + own_jobs, running_seconds)
 
 
@@ -514,16 +515,19 @@ def _get_competing_work(
     """Queued work that any of the eligible workers could take, judged by models, kind of job and
     lengths.
     """
-    needs = get_needs_of_groups(session, snapshot)
-    capabilities = {_get_capability(online) for online in availability.workers}
+    capabilities = frozenset(_get_capability(online) for online in availability.workers)
+
+    @cache
+    def get_needs() -> dict[int, RequestNeeds]:
+        return get_needs_of_groups(session, snapshot)
 
     def competes(group: QueueGroup) -> bool:
-        request = needs.get(group.queue_class)
+        request = get_needs().get(group.queue_class)
         return request is not None and any(
             _could_take(capability, request, group) for capability in capabilities
         )
 
-    return snapshot.get_competing_work(competes, before)
+    return snapshot.get_work(snapshot.choose_groups(capabilities, competes), before)
 
 
 type _Capability = tuple[frozenset[str], bool, int, int, str | None, int, int]

@@ -7,7 +7,7 @@ import threading
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -65,20 +65,27 @@ class QueueSnapshot:
     places: dict[str, int]  # request id to place, from 0
     groups: tuple[QueueGroup, ...]
     class_counts: dict[int, int]  # requests of each class
+    _chosen: dict[Hashable, tuple[QueueGroup, ...]] = field(default_factory=dict, repr=False)
 
     def get_position(self, wp_id: UUID) -> int:
         """Place in the queue from 1; 0 when the request is not waiting."""
         place = self.places.get(str(wp_id))
         return 0 if place is None else place + 1
 
-    def get_competing_work(
-        self, is_competing: Callable[[QueueGroup], bool], before: UUID | None = None
-    ) -> tuple[int, int]:
-        """Outstanding tokens and generations of the groups that compete, ahead of a request or in
-        all.
+    def choose_groups(
+        self, key: Hashable, is_chosen: Callable[[QueueGroup], bool]
+    ) -> tuple[QueueGroup, ...]:
+        """The groups of which `is_chosen` holds, judged once for each key: with many classes it
+        would cost each request milliseconds.
         """
+        if key not in self._chosen:
+            self._chosen[key] = tuple(group for group in self.groups if is_chosen(group))
+        return self._chosen[key]
+
+    def get_work(self, groups: Iterable[QueueGroup], before: UUID | None = None) -> tuple[int, int]:
+        """Outstanding tokens and generations of groups, ahead of a request or in all."""
         place = None if before is None else self.places.get(str(before), len(self.places))
-        work = [group.get_work_before(place) for group in self.groups if is_competing(group)]
+        work = [group.get_work_before(place) for group in groups]
         return sum(tokens for tokens, _ in work), sum(jobs for _, jobs in work)
 
 
