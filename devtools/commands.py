@@ -69,13 +69,14 @@ def run_tests(options: Sequence[str]) -> NoReturn:
 
 
 def choose_process_count(options: Sequence[str]) -> list[str]:
-    """``-n`` with its distribution by file, so that a file's fixtures are made once; nothing when
-    it is chosen already.
+    """``-n`` with its distribution by file, so that a file's fixtures are made once, in the order
+    of ``tests/conftest.py``; nothing when it is chosen already.
     """
     if any(option.startswith(("-n", "--numprocesses", "--pdb", "--dist")) for option in options):
         return []
     count = min(MOST_TEST_PROCESSES, os.cpu_count() or 1)
-    return ["-n", str(count), "--dist", "loadfile"] if count > 1 else []
+    by_file = ["-n", str(count), "--dist", "loadfile", "--no-loadscope-reorder"]
+    return by_file if count > 1 else []
 
 
 @dataclass

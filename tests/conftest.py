@@ -6,6 +6,7 @@ asked for.
 import logging
 import os
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from devtools.services import ServiceAddresses
 from tests import services
 
 TESTS = Path(__file__).resolve().parent
+FOLDERS = ("clients", "acceptance", "integration", "unit")
 
 # A busy machine makes examples slow, which says nothing about what is tested.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -54,10 +56,23 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All but unit tests need services: `-m "not services"` leaves them out."""
+    """All but unit tests need services: `-m "not services"` leaves them out.
+
+    What takes longest comes first, so that no process waits at the end for another one's last file.
+    """
     for item in items:
         if not item.path.is_relative_to(TESTS / "unit"):
             item.add_marker(pytest.mark.services)
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: (rank_folder(item.path), -slow[item.path], str(item.path)))
+
+
+def rank_folder(path: Path) -> int:
+    """The place of a test's folder: those whose tests share the dearest fixtures stay together, and
+    the small tests that need none fill what is left.
+    """
+    folder = path.relative_to(TESTS).parts[0]
+    return FOLDERS.index(folder) if folder in FOLDERS else len(FOLDERS)
 
 
 @pytest.fixture(autouse=True)
