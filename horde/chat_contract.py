@@ -33,8 +33,6 @@ from horde.exceptions import BadRequest
 from horde.json_body import parse_json_body as parse_json_body
 from horde.return_codes import ReturnCode
 
-type JsonObject = dict[str, Any]  # of the front, until its readers have types
-
 # 25 MiB of images as base64, 1 MiB of text, room for JSON structure.
 MAX_CHAT_BODY_BYTES: Final = 36 * 1024 * 1024
 MAX_CHAT_MESSAGE_COUNT: Final = 1024

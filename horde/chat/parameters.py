@@ -8,7 +8,7 @@ ChatRequestRefused. Source: docs/reference/chat_requests.md, "Request body".
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeGuard
 
 from horde_sdk.generation_parameters.text.chat_limits import SUPPORTED_CHAT_CHOICE_COUNT
 from horde_sdk.generation_parameters.text.chat_policy import ChatReasoningEffort
@@ -67,12 +67,12 @@ def require[T](value: object, key: str, kind: type[T]) -> T:
     return value
 
 
-def is_integer(value: object) -> bool:
+def is_integer(value: object) -> TypeGuard[int]:
     """Whether a value is a whole number as JSON writes one; a boolean is none."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """Whether a value is a number; a boolean is none."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 

@@ -670,7 +670,7 @@ class _Front:
         """GET /v1/models, in the form of the API whose version the client names."""
         if anthropic_errors.VERSION_HEADER in Headers(scope=scope):
             query = QueryParams(scope["query_string"])
-            body = await self._named_models.list_page(query)
+            body: Mapping[str, object] = await self._named_models.list_page(query)
         else:
             body = await self._models.get_list()
         await send_json(send, 200, body, {})
@@ -679,7 +679,7 @@ class _Front:
         """GET /v1/models/{id}, in the form of the API whose version the client names."""
         model = scope["path_params"]["model"]
         if anthropic_errors.VERSION_HEADER in Headers(scope=scope):
-            body = await self._named_models.get_entry(model)
+            body: Mapping[str, object] = await self._named_models.get_entry(model)
         else:
             body = await self._models.get_card(model)
         await send_json(send, 200, body, {})

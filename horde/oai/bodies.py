@@ -10,16 +10,16 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import Final
 
 from starlette.datastructures import Headers
 from starlette.types import Receive
 
 from horde.chat.tools import write_schemas
-from horde.chat_contract import MAX_CHAT_BODY_BYTES, JsonObject
+from horde.chat_contract import MAX_CHAT_BODY_BYTES
 from horde.exceptions import BadRequest
 from horde.json_body import parse_json_body
-from horde.json_text import JsonText
+from horde.json_text import JsonObject, JsonText
 from horde.oai.errors import RequestRefused
 from horde.return_codes import ReturnCode
 
@@ -177,7 +177,7 @@ def write_native_body(body: JsonObject) -> bytes:
     return written
 
 
-def _iter_json(members: Mapping[str, Any]) -> Iterator[str]:
+def _iter_json(members: Mapping[str, object]) -> Iterator[str]:
     """An object in pieces; keys are names of the native API, which need no escapes."""
     separator = "{"
     for key, value in members.items():

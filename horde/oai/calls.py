@@ -17,8 +17,8 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from horde import metrics
-from horde.chat_contract import JsonObject
 from horde.front_config import FrontConfig
+from horde.json_text import JsonObject
 from horde.oai.bodies import BodyReader, ClientGone, IncomingBody, build_overload
 from horde.oai.callers import build_caller, require_api_key
 from horde.oai.errors import ErrorAnswer, FrontFailure, NativeRefused, RequestRefused, WaitFailure

@@ -2,10 +2,10 @@
 """Chat Completions as a form of the front. Source: docs/reference/chat_front.md."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 from uuid import uuid4
 
-from horde.chat_contract import JsonObject
+from horde.json_text import JsonObject
 from horde.oai.errors import ErrorAnswer
 from horde.oai.forms import ChatAnswer, ChatForm, FormName
 from horde.oai.mapping import (
@@ -78,7 +78,7 @@ class ChatCompletionForm(ChatForm[ChatCompletionRequest]):
         return ChatCompletionAnswer(head)
 
     def render_quote(
-        self, request: ChatCompletionRequest, quote: Mapping[str, Any], created: int
+        self, request: ChatCompletionRequest, quote: Mapping[str, object], created: int
     ) -> JsonObject:
         """A completion without choices."""
         return build_dry_run_completion(

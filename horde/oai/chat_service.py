@@ -9,7 +9,7 @@ from typing import Final
 
 from starlette.types import Send
 
-from horde.chat_contract import JsonObject
+from horde.json_text import JsonObject
 from horde.oai.calls import Calls, OpenCall
 from horde.oai.errors import ErrorAnswer
 from horde.oai.forms import ChatAnswer, ChatForm, ChatFormRequest, FormName
@@ -53,7 +53,7 @@ class ChatService[R: ChatFormRequest]:
             await self._calls.send_object(call, quote, send)
             return
         call.headers[REQUEST_ID_HEADER] = wait.request_id
-        if only_model is not None:
+        if isinstance(only_model, str):
             _name_model(call, only_model)
         answer = self._form.begin_answer(request, wait.request_id, call.created)
         async with self._calls.waiting(call):

@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 from horde_sdk.generation_parameters.text.chat_limits import MIN_CHAT_MAX_TOKENS
 
-from horde.chat_contract import ChatRequestRefused, JsonObject, RefusalKind, build_gap_advice
+from horde.chat_contract import ChatRequestRefused, RefusalKind, build_gap_advice
+from horde.json_text import JsonObject
 from horde.return_codes import ReturnCode
 
 NO_RETRY: Final[Mapping[str, str]] = MappingProxyType({"x-should-retry": "false"})
@@ -125,7 +126,7 @@ class NativeRefused(FrontFailure):
     def __init__(
         self,
         status: int,
-        body: Mapping[str, Any],
+        body: Mapping[str, object],
         retry_after: str | None = None,
         rate_limits: Mapping[str, str] | None = None,
     ) -> None:
@@ -160,7 +161,7 @@ class WaitDetails:
 
     queue_position: int | None = None
     wait_time: float | None = None
-    impossible_reason: Mapping[str, Any] | None = None
+    impossible_reason: Mapping[str, object] | None = None
     fault_reason: str | None = None
     fault_rc: str | None = None
     largest_max_length: int | None = None  # tokens, while the workers' speed alone is the reason
@@ -387,7 +388,7 @@ def build_snake_case(rc: str) -> str:
 LENGTH_LIMITS: Final = frozenset({"max_length", "max_context_length"})
 
 
-def build_gap_message(reason: Mapping[str, Any]) -> str:
+def build_gap_message(reason: Mapping[str, object]) -> str:
     """What no online worker of the model offers, as one clause, and what to change about it."""
     missing, exceeded = (
         list_names(reason, "missing_declarations"),
@@ -420,14 +421,14 @@ def describe_speed_limit(largest_max_length: int) -> str:
     )
 
 
-def list_names(reason: Mapping[str, Any], key: str) -> list[str]:
+def list_names(reason: Mapping[str, object], key: str) -> list[str]:
     """One of the lists of an impossible reason."""
     names = reason.get(key)
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
 def build_gap_answer(
-    reason: Mapping[str, Any], message: str, metadata: Mapping[str, object]
+    reason: Mapping[str, object], message: str, metadata: Mapping[str, object]
 ) -> ErrorAnswer:
     """404 for what no worker offers; 400 when the request is only too long for all of them."""
     missing, exceeded = (

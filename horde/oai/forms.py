@@ -9,9 +9,10 @@ counts for all of them; what it asks of a form stands here. Source: docs/explana
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
-from horde.chat_contract import ChatHordeOptions, JsonObject
+from horde.chat_contract import ChatHordeOptions
+from horde.json_text import JsonObject
 from horde.oai.errors import ErrorAnswer
 from horde.oai.mapping import CompletedReply
 from horde.oai.native import Caller
@@ -127,7 +128,7 @@ class ChatForm[R: ChatFormRequest](ABC):
         """The answer of a request that the horde took; `created` is in Unix seconds."""
 
     @abstractmethod
-    def render_quote(self, request: R, quote: Mapping[str, Any], created: int) -> JsonObject:
+    def render_quote(self, request: R, quote: Mapping[str, object], created: int) -> JsonObject:
         """The answer to a dry run, from the native one."""
 
     def render_error(self, error: ErrorAnswer) -> JsonObject:

@@ -21,6 +21,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 
 from horde import chat_progress
+from horde.json_text import JsonObject
 from horde.logger import get_logger
 from horde.oai.signals import ChatNotice, NoticeKind, ProgressEntry
 
@@ -57,7 +58,7 @@ class RedisHub:
 
     def __init__(self, url: str) -> None:
         # RESP2: subscriptions then answer in the order of what was sent.
-        options: dict[str, Any] = {
+        options: JsonObject = {
             "protocol": 2,
             "socket_connect_timeout": CONNECT_SECONDS,
             "socket_timeout": None,  # reads block; each wait here has its own bound

@@ -6,21 +6,61 @@ Source: docs/reference/chat_front.md, "Completion" and "Models".
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final, Literal, NotRequired, TypedDict, cast
 
 from horde_sdk.generation_parameters.text.chat_policy import ChatFeature, ChatGuarantee
 from horde_sdk.worker.chat_declaration import ChatFinishReason
 
-from horde.chat_contract import ChatContextAdjustmentReason, JsonObject
+from horde.chat.wire import Reply, ToolCall
+from horde.chat_contract import ChatContextAdjustmentReason
+from horde.json_text import JsonObject
+from horde.oai.native import NativeModel, NativeOffer
 
 COMPLETION_ID_PREFIX: Final = "chatcmpl-"
 MODEL_OWNER: Final = "aihorde"
 CHARACTERS_PER_COMPLETION_TOKEN: Final = 4
 _FINGERPRINT_DIGITS: Final = 10
+
+
+class Usage(TypedDict):
+    """Tokens of a completion."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    completion_tokens_details: NotRequired[dict[str, int]]
+
+
+class TopProvider(TypedDict):
+    """The largest lengths that a worker of a model offers; tokens."""
+
+    context_length: int | None
+    max_completion_tokens: int | None
+
+
+class ModelCard(TypedDict):
+    """OpenAI's model object with OpenRouter's extensions."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    context_length: int | None
+    architecture: JsonObject
+    top_provider: TopProvider
+    supported_parameters: list[str]
+    x_horde: JsonObject
+
+
+class ListedModels(TypedDict):
+    """The answer of `GET /v1/models`."""
+
+    object: Literal["list"]
+    data: list[ModelCard]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +91,7 @@ class CompletedReply:
 
     content: str | None
     reasoning: str | None
-    tool_calls: tuple[JsonObject, ...]
+    tool_calls: tuple[ToolCall, ...]
     finish_reason: str
     native_finish_reason: str | None
     prompt_tokens: int | None
@@ -72,24 +112,24 @@ class CompletedReply:
         return any(entry.get("reason") == reason for entry in self.context_adjustments or ())
 
 
-def parse_completed_reply(status: Mapping[str, Any]) -> CompletedReply | None:
+def parse_completed_reply(status: Mapping[str, object]) -> CompletedReply | None:
     """The first reply of a native status; None while it has none."""
     generations = status.get("generations")
     if not isinstance(generations, list) or not generations or not isinstance(generations[0], dict):
         return None
     generation = generations[0]
-    message = _get_mapping(generation, "message")
-    content, tool_calls = message.get("content"), message.get("tool_calls") or ()
+    message = cast(Reply, _get_mapping(generation, "message"))  # checked by the API
+    content, tool_calls = message.get("content"), tuple(message.get("tool_calls") or ())
     reasoning = message.get("reasoning_content") or None
     if generation.get("state") == "csam":
         content, tool_calls, reasoning = "", (), None
     if content is None and not tool_calls:
         content = generation.get("text") or ""
-    adjustments = status.get("context_adjustments")
+    adjustments = cast(Sequence[JsonObject] | None, status.get("context_adjustments"))
     return CompletedReply(
         content=content,
         reasoning=reasoning,
-        tool_calls=tuple(tool_calls),
+        tool_calls=tool_calls,
         finish_reason=_get_finish_reason(generation, has_calls=bool(tool_calls)),
         native_finish_reason=generation.get("native_finish_reason"),
         prompt_tokens=generation.get("prompt_tokens"),
@@ -100,23 +140,35 @@ def parse_completed_reply(status: Mapping[str, Any]) -> CompletedReply | None:
         worker_name=str(generation.get("worker_name")),
         charge_basis=generation.get("charge_basis"),
         queue_wait_seconds=generation.get("queue_wait_seconds"),
-        kudos=status.get("kudos") or 0,
+        kudos=get_kudos(status),
         context_adjustments=tuple(adjustments) if adjustments else None,
     )
 
 
-def get_quoted_model(quote: Mapping[str, Any]) -> str:
+def get_quoted_model(quote: Mapping[str, object]) -> str:
     """The first model of a native quote, for a client that sent a list."""
     models = _get_mapping(quote, "resolved").get("models")
     return str(models[0]) if isinstance(models, list) and models else ""
 
 
-def _get_mapping(body: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+def get_kudos(answer: Mapping[str, object]) -> float:
+    """What a status or a quote says it costs."""
+    kudos = answer.get("kudos")
+    return kudos if isinstance(kudos, int | float) else 0
+
+
+def get_quoted_tokens(quote: Mapping[str, object]) -> int:
+    """The estimate of the prompt in a native quote."""
+    tokens = _get_mapping(quote, "resolved").get("estimated_prompt_tokens")
+    return tokens if isinstance(tokens, int) else 0
+
+
+def _get_mapping(body: Mapping[str, object], key: str) -> Mapping[str, object]:
     value = body.get(key)
     return value if isinstance(value, Mapping) else {}
 
 
-def _get_finish_reason(generation: Mapping[str, Any], *, has_calls: bool) -> str:
+def _get_finish_reason(generation: Mapping[str, object], *, has_calls: bool) -> str:
     if generation.get("state") in {"censored", "csam"}:
         return str(ChatFinishReason.CONTENT_FILTER)
     stored = generation.get("finish_reason")
@@ -156,7 +208,7 @@ def build_message(head: CompletionHead, reply: CompletedReply) -> JsonObject:
     return message
 
 
-def build_usage(head: CompletionHead, reply: CompletedReply) -> JsonObject:
+def build_usage(head: CompletionHead, reply: CompletedReply) -> Usage:
     """Tokens: the worker's counts, and an estimate for each that it did not report."""
     prompt_tokens = (
         _estimate_prompt_tokens(head, reply) if reply.prompt_tokens is None else reply.prompt_tokens
@@ -164,7 +216,7 @@ def build_usage(head: CompletionHead, reply: CompletedReply) -> JsonObject:
     completion_tokens = reply.completion_tokens
     if completion_tokens is None:
         completion_tokens = -(-_count_reply_characters(reply) // CHARACTERS_PER_COMPLETION_TOKEN)
-    usage: JsonObject = {
+    usage: Usage = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
@@ -191,10 +243,8 @@ def _estimate_prompt_tokens(head: CompletionHead, reply: CompletedReply) -> int:
 
 
 def _count_reply_characters(reply: CompletedReply) -> int:
-    calls = [call.get("function") or {} for call in reply.tool_calls]
-    called = sum(
-        len(function.get("name") or "") + len(function.get("arguments") or "") for function in calls
-    )
+    functions = [call["function"] for call in reply.tool_calls]
+    called = sum(len(function["name"]) + len(function["arguments"]) for function in functions)
     return len(reply.content or "") + len(reply.reasoning or "") + called
 
 
@@ -224,13 +274,12 @@ def build_system_fingerprint(worker_id: str, model: str) -> str:
 
 
 def build_dry_run_completion(
-    quote: Mapping[str, Any], *, completion_id: str, created: int, model: str
+    quote: Mapping[str, object], *, completion_id: str, created: int, model: str
 ) -> JsonObject:
     """The answer to `horde.dry_run`: a completion without choices, so that nobody takes a quote for
     text.
     """
-    x_horde = build_quote_x_horde(quote)
-    prompt_tokens = x_horde["resolved"].get("estimated_prompt_tokens") or 0
+    prompt_tokens = get_quoted_tokens(quote)
     return {
         "id": completion_id,
         "object": "chat.completion",
@@ -243,11 +292,11 @@ def build_dry_run_completion(
             "total_tokens": prompt_tokens,
         },
         "system_fingerprint": None,
-        "x_horde": x_horde,
+        "x_horde": build_quote_x_horde(quote),
     }
 
 
-def build_quote_x_horde(quote: Mapping[str, Any]) -> JsonObject:
+def build_quote_x_horde(quote: Mapping[str, object]) -> JsonObject:
     """What a native quote says, in the place of who served; `resolved` is the request as queued."""
     resolved = _get_mapping(quote, "resolved")
     return {
@@ -300,13 +349,13 @@ _INPUTS: Final[Mapping[bool, tuple[str, tuple[str, ...]]]] = MappingProxyType(
 )
 
 
-def build_model_card(entry: Mapping[str, Any]) -> JsonObject:
+def build_model_card(entry: NativeModel) -> ModelCard:
     """OpenAI's model object with OpenRouter's extensions, from one entry of the native list.
 
     It joins what different workers declare: each limit and parameter is offered by one of them at
     least.
     """
-    chat = _get_mapping(entry, "chat")
+    chat = entry.get("chat") or NativeOffer()
     features = frozenset(chat.get("features") or ())
     modality, inputs = _INPUTS[ChatFeature.VISION in features]
     return {
@@ -339,6 +388,6 @@ def list_supported_parameters(features: frozenset[str]) -> list[str]:
     ]
 
 
-def build_model_list(cards: Iterable[JsonObject]) -> JsonObject:
+def build_model_list(cards: Iterable[ModelCard]) -> ListedModels:
     """The answer of `GET /v1/models`, sorted by id."""
     return {"object": "list", "data": sorted(cards, key=lambda card: str(card["id"]))}

@@ -7,9 +7,8 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from horde.chat_contract import JsonObject
 from horde.oai.errors import NativeUnavailable, RequestRefused, shorten_param
-from horde.oai.mapping import build_model_card, build_model_list
+from horde.oai.mapping import ListedModels, ModelCard, build_model_card, build_model_list
 from horde.oai.native import NativeClient
 
 
@@ -60,20 +59,20 @@ class ModelList:
         self._native = native
         self._listed = Remembered(self._fetch, cache_seconds, clock)
 
-    async def _fetch(self) -> JsonObject:
+    async def _fetch(self) -> ListedModels:
         return build_model_list(
             [build_model_card(entry) for entry in await self._native.list_models()]
         )
 
-    async def get_list(self) -> JsonObject:
+    async def get_list(self) -> ListedModels:
         """Every card. Raises NativeUnavailable."""
         return await self._listed.get()
 
-    async def get_card(self, model: str) -> JsonObject:
+    async def get_card(self, model: str) -> ModelCard:
         """One card, by its exact id. Raises RequestRefused (404)."""
         for card in (await self.get_list())["data"]:
             if card["id"] == model:
-                return dict(card)
+                return card
         raise _build_unknown(model, "model")
 
 

@@ -14,10 +14,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final, NotRequired, TypedDict, cast
 
 from horde import metrics
 from horde.front_config import FrontConfig
+from horde.json_text import JsonObject
 from horde.logger import get_logger
 from horde.oai.errors import NativeRefused, NativeUnavailable
 from horde.oai.http import HeaderPairs, HttpAnswer, HttpClient, HttpFailure
@@ -39,6 +40,24 @@ REPLY_PATH: Final = "/v2/generate/text/submit"
 MODELS_PATH: Final = "/v2/status/models?type=text"
 _REQUEST_ID: Final = re.compile(r"[0-9A-Za-z-]{1,64}")  # it becomes part of paths and channel names
 _GATEWAY_STATUSES: Final = frozenset({502, 503, 504})
+
+
+class NativeOffer(TypedDict, total=False):
+    """What the API's list of models says of chat; lengths are tokens."""
+
+    features: list[str]
+    created: int
+    max_context_length: int
+    max_length: int
+    workers: int
+
+
+class NativeModel(TypedDict):
+    """An entry of the API's list of models."""
+
+    name: str
+    queued: NotRequired[float]
+    chat: NotRequired[NativeOffer | None]
 
 
 class NativeBusy(Exception):
@@ -91,7 +110,7 @@ class Submitted:
     """
 
     request_id: str | None
-    body: Mapping[str, Any]
+    body: Mapping[str, object]
     rate_limits: Mapping[str, str]
 
 
@@ -158,20 +177,20 @@ class NativeClient:
 
     async def read_status(
         self, request_id: str, caller: Caller, deadline: float, family: NativeFamily = CHAT
-    ) -> Mapping[str, Any]:
+    ) -> Mapping[str, object]:
         """The status of a request. Raises NativeGone, NativeBusy or NativeUnavailable."""
         seconds = min(max(deadline - time.monotonic(), 0.0), READ_SECONDS)
         return await self._call_status("GET", request_id, caller, seconds, family)
 
     async def cancel(
         self, request_id: str, caller: Caller, family: NativeFamily = CHAT
-    ) -> Mapping[str, Any]:
+    ) -> Mapping[str, object]:
         """End a request; its last status. Raises NativeGone, NativeBusy or NativeUnavailable."""
         return await self._call_status("DELETE", request_id, caller, CANCEL_SECONDS, family)
 
     async def _call_status(
         self, method: str, request_id: str, caller: Caller, seconds: float, family: NativeFamily
-    ) -> Mapping[str, Any]:
+    ) -> Mapping[str, object]:
         response = await self._call(
             method, f"{family.path}/status/{request_id}", self._build_headers(caller), seconds
         )
@@ -185,8 +204,9 @@ class NativeClient:
         if response.status_code == 429:
             raise NativeBusy(_parse_seconds(response.headers.get("retry-after")))
         # A page of a proxy is no word of the API about the request.
-        if response.status_code == 404 and body is not None and isinstance(body.get("rc"), str):
-            raise NativeGone(body["rc"])
+        rc = None if body is None else body.get("rc")
+        if response.status_code == 404 and isinstance(rc, str):
+            raise NativeGone(rc)
         raise NativeUnavailable(f"status {response.status_code}")
 
     async def pop(self, headers: HeaderPairs, body: bytes) -> HttpAnswer:
@@ -209,7 +229,7 @@ class NativeClient:
             raise NativeUnavailable(f"status {answer.status_code}")  # a page of a gateway
         return answer
 
-    async def list_models(self, *, for_chat: bool = True) -> list[Mapping[str, Any]]:
+    async def list_models(self, *, for_chat: bool = True) -> list[NativeModel]:
         """Entries of the chat models, or of all text models, online now.
 
         Raises NativeUnavailable.
@@ -219,11 +239,12 @@ class NativeClient:
         entries = _parse_json(response)
         if response.status_code != 200 or not isinstance(entries, list):
             raise NativeUnavailable(f"status {response.status_code}")
-        return [
+        named = [
             entry
             for entry in entries
             if isinstance(entry, dict) and isinstance(entry.get("name"), str)
         ]
+        return cast(list[NativeModel], named)
 
     async def is_reachable(self) -> bool:
         """Whether the API answers its heartbeat."""
@@ -275,7 +296,7 @@ def _parse_json(response: HttpAnswer) -> object:
         return None
 
 
-def _parse_object(response: HttpAnswer) -> dict[str, Any] | None:
+def _parse_object(response: HttpAnswer) -> JsonObject | None:
     value = _parse_json(response)
     return value if isinstance(value, dict) else None
 
@@ -284,13 +305,12 @@ def _parse_submit(response: HttpAnswer) -> Submitted:
     body = _parse_object(response)
     if response.status_code in {200, 202} and body is not None:
         request_id = body.get("id")
-        is_quote = (
-            request_id is None
-            and response.status_code == 200
-            and isinstance(body.get("resolved"), dict)
-        )
-        if is_quote or (isinstance(request_id, str) and _REQUEST_ID.fullmatch(request_id)):
-            return Submitted(request_id, body, _parse_rate_limits(response.headers))
+        limits = _parse_rate_limits(response.headers)
+        if isinstance(request_id, str) and _REQUEST_ID.fullmatch(request_id):
+            return Submitted(request_id, body, limits)
+        is_quote = response.status_code == 200 and isinstance(body.get("resolved"), dict)
+        if request_id is None and is_quote:
+            return Submitted(None, body, limits)
     if body is None and response.status_code == 429:
         body = {}  # a gateway's own limit, whatever it says in its page
     if response.status_code < 400 or body is None:

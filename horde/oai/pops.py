@@ -13,7 +13,7 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
@@ -23,8 +23,8 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from horde import metrics
-from horde.chat_contract import JsonObject
 from horde.front_config import FrontConfig
+from horde.json_text import JsonObject
 from horde.logger import get_logger
 from horde.oai.bodies import INLINE_BYTES, BodyReader, ClientGone, IncomingBody
 from horde.oai.callers import find_client_address
@@ -409,10 +409,11 @@ def _judge(answer: HttpAnswer | None) -> str:
 
 def _build_faults(content: bytes) -> list[bytes]:
     """The submits that give back each job of a pop's answer."""
-    body: Mapping[str, Any] = json.loads(content)
-    ids: Sequence[Any] = body.get("ids") or [body.get("id")]
+    body: Mapping[str, object] = json.loads(content)
+    ids = body.get("ids")
+    job_ids = ids if isinstance(ids, list) and ids else [body.get("id")]
     rest = {"model_id": body.get("model")} if body.get("chat") else {"generation": "faulted"}
-    return [json.dumps({"id": job_id, "state": "faulted", **rest}).encode() for job_id in ids]
+    return [json.dumps({"id": job_id, "state": "faulted", **rest}).encode() for job_id in job_ids]
 
 
 def _add_jitter(seconds: float) -> float:

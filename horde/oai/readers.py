@@ -8,7 +8,7 @@ docs/reference/chat_front.md, "Request".
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 from horde_sdk.generation_parameters.text.chat_limits import (
     MAX_CHAT_MAX_TOKENS,
@@ -37,10 +37,10 @@ from horde.chat_contract import (
     MAX_STOP_SEQUENCE_CHARACTERS,
     MAX_STOP_SEQUENCE_COUNT,
     ChatRequestRefused,
-    JsonObject,
     malformed_value,
     parse_horde_options,
 )
+from horde.json_text import JsonObject
 from horde.oai.errors import RequestRefused, shorten_param
 from horde.oai.leniency import CACHE_HINT, drop_keys
 
@@ -73,7 +73,7 @@ STREAM_OPTIONS: Final = frozenset(
 )
 
 
-type Reader = Callable[[str, Any, JsonObject], object]
+type Reader = Callable[[str, object, JsonObject], object]
 
 
 def read_keys(body: object, readers: Mapping[str, Reader], refuse: Reader) -> JsonObject:
@@ -126,14 +126,14 @@ def wrong_type(key: str, expectation: str) -> RequestRefused:
     return RequestRefused("invalid_type", f"Invalid type for '{key}': expected {expectation}.", key)
 
 
-def read_model(key: str, value: Any, body: JsonObject) -> object:
+def read_model(key: str, value: object, body: JsonObject) -> object:
     """The one model."""
     model = parse_model(value)
     _check_one_way_to_name_models(key, "models", body)
     return model
 
 
-def read_models(key: str, value: Any, body: JsonObject) -> object:
+def read_models(key: str, value: object, body: JsonObject) -> object:
     """Several models, of which the first free one serves; what is wrong with one is wrong with the
     list.
     """
@@ -156,7 +156,7 @@ def stands_before(first: str, second: str, body: JsonObject) -> bool:
     return next(key for key in body if key in (first, second)) == first
 
 
-def read_token_limit(key: str, value: Any, body: JsonObject) -> object:
+def read_token_limit(key: str, value: object, body: JsonObject) -> object:
     """The length of a reply in tokens, under either of its names."""
     limit = require_integer(value, key)
     check_range(key, limit, MIN_CHAT_MAX_TOKENS, MAX_CHAT_MAX_TOKENS, is_whole=True)
@@ -167,19 +167,19 @@ def read_token_limit(key: str, value: Any, body: JsonObject) -> object:
     return limit
 
 
-def read_sampling(key: str, value: Any, _body: JsonObject) -> object:
+def read_sampling(key: str, value: object, _body: JsonObject) -> object:
     """A number in OpenAI's range of its key."""
     number = require_number(value, key)
     check_range(key, number, *OPENAI_SAMPLING_RANGES[key], is_whole=False)
     return number
 
 
-def read_seed(key: str, value: Any, _body: JsonObject) -> object:
+def read_seed(key: str, value: object, _body: JsonObject) -> object:
     """A signed 64-bit integer."""
     return parse_seed(value, key)
 
 
-def read_stop(key: str, value: Any, _body: JsonObject) -> object:
+def read_stop(key: str, value: object, _body: JsonObject) -> object:
     """Stop sequences as a list, each once; the API holds them to these limits further on."""
     stops = parse_stop(value, key)
     if len(stops) > MAX_STOP_SEQUENCE_COUNT:
@@ -190,12 +190,12 @@ def read_stop(key: str, value: Any, _body: JsonObject) -> object:
     return stops or ABSENT
 
 
-def read_stream(key: str, value: Any, _body: JsonObject) -> object:
+def read_stream(key: str, value: object, _body: JsonObject) -> object:
     """Whether to stream."""
     return parse_stream(value, key) or ABSENT
 
 
-def read_stream_options(key: str, value: Any, _body: JsonObject) -> object:
+def read_stream_options(key: str, value: object, _body: JsonObject) -> object:
     """Checked here, and read by the front alone."""
     require(value, key, dict)
     for name, member in drop_keys(value, CACHE_HINT).items():
@@ -205,13 +205,13 @@ def read_stream_options(key: str, value: Any, _body: JsonObject) -> object:
     return ABSENT
 
 
-def read_ignored(key: str, value: Any, _body: JsonObject) -> object:
+def read_ignored(key: str, value: object, _body: JsonObject) -> object:
     """A key that is held to its type and otherwise not read."""
     require(value, key, IGNORED_TYPES[key])
     return ABSENT
 
 
-def drop(_key: str, _value: Any, _body: JsonObject) -> object:
+def drop(_key: str, _value: object, _body: JsonObject) -> object:
     """A key that is not even held to a type."""
     return ABSENT
 
@@ -219,7 +219,7 @@ def drop(_key: str, _value: Any, _body: JsonObject) -> object:
 def read_absent_at(neutral: object, refuse: Callable[[str], RequestRefused]) -> Reader:
     """A reader of a key that asks for nothing at one value, and is refused at any other."""
 
-    def read(key: str, value: Any, _body: JsonObject) -> object:
+    def read(key: str, value: object, _body: JsonObject) -> object:
         if type(value) is type(neutral) and value == neutral:
             return ABSENT
         raise refuse(key)
@@ -227,19 +227,19 @@ def read_absent_at(neutral: object, refuse: Callable[[str], RequestRefused]) -> 
     return read
 
 
-def read_choice_count(_key: str, value: Any, _body: JsonObject) -> object:
+def read_choice_count(_key: str, value: object, _body: JsonObject) -> object:
     """One reply to a request, which asks for nothing."""
     check_choice_count(value)
     return ABSENT
 
 
-def read_horde(_key: str, value: Any, _body: JsonObject) -> object:
+def read_horde(_key: str, value: object, _body: JsonObject) -> object:
     """The horde's own options, as they were sent."""
     parse_horde_options(value)
     return drop_keys(value) or ABSENT
 
 
-def read_neutral_sampler(key: str, value: Any, _body: JsonObject) -> object:
+def read_neutral_sampler(key: str, value: object, _body: JsonObject) -> object:
     """A sampler key of local models at the value that changes nothing."""
     neutral = NEUTRAL_SAMPLERS[key]
     if is_number(value) and value in neutral:
@@ -249,7 +249,7 @@ def read_neutral_sampler(key: str, value: Any, _body: JsonObject) -> object:
     )
 
 
-def read_logprobs(key: str, value: Any, _body: JsonObject) -> object:
+def read_logprobs(key: str, value: object, _body: JsonObject) -> object:
     """No probabilities of tokens."""
     # Some web UIs send the number of the old completions.
     if value is False or (is_number(value) and value == 0):
@@ -257,13 +257,13 @@ def read_logprobs(key: str, value: Any, _body: JsonObject) -> object:
     raise unsupported(key)
 
 
-def read_top_logprobs(key: str, value: Any, _body: JsonObject) -> object:
+def read_top_logprobs(key: str, value: object, _body: JsonObject) -> object:
     """No probabilities of other tokens."""
     if is_number(value) and value == 0:
         return ABSENT
     raise unsupported(key)
 
 
-def read_reasoning_effort(key: str, value: Any, _body: JsonObject) -> object:
+def read_reasoning_effort(key: str, value: object, _body: JsonObject) -> object:
     """How much the model is to think; `key` is the client's name of it."""
     return parse_reasoning_effort(value, key)

@@ -10,7 +10,7 @@ docs/reference/chat_front.md, "Request".
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypedDict, TypeGuard, cast
 
 from horde_sdk.generation_parameters.text.chat_limits import (
     OPENAI_SAMPLING_RANGES,
@@ -26,13 +26,13 @@ from horde.chat.tools import (
     parse_tool_choice,
     parse_tools,
 )
-from horde.chat.wire import Tool
+from horde.chat.wire import Message, Tool
 from horde.chat_contract import (
     ChatHordeOptions,
     ChatRequestRefused,
-    JsonObject,
     parse_horde_options,
 )
+from horde.json_text import JsonObject
 from horde.oai.errors import RequestRefused, build_contract_refusal
 from horde.oai.leniency import CACHE_HINT, ECHOED_MESSAGES, drop_keys
 from horde.oai.readers import (
@@ -76,6 +76,15 @@ _TOKEN_LIMITS: Final = frozenset({"max_tokens", "max_completion_tokens"})
 _ALLOWED_TOOLS_MODES: Final = ("auto", "required")
 
 
+class _Forwarded(TypedDict, total=False):
+    """What the front itself reads of the keys that are submitted."""
+
+    model: str
+    messages: list[Message]
+    tools: list[Tool]
+    stream: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatCompletionRequest:
     """A validated body.
@@ -111,7 +120,8 @@ class ChatCompletionRequest:
     def parse(cls, body: object) -> Self:
         """Validate a decoded body. Raises RequestRefused for the first key at fault."""
         try:
-            forwarded = read_keys(body, _READERS, _refuse_key)
+            native_body = read_keys(body, _READERS, _refuse_key)
+            forwarded = cast(_Forwarded, native_body)
             assert isinstance(body, dict)
             _narrow_tools(forwarded, body.get("tool_choice"))
             _require_models_and_messages(body)
@@ -121,22 +131,23 @@ class ChatCompletionRequest:
         if horde.dry_run and forwarded.get("stream"):
             message = "A dry run has nothing to stream: send 'horde.dry_run' without 'stream'."
             raise RequestRefused("conflicting_parameters", message, "horde.dry_run")
-        messages, tools = forwarded["messages"], forwarded.get("tools")
-        stored = build_stored_messages(messages)
+        stored = build_stored_messages(forwarded["messages"])
         return cls(
-            native_body=forwarded,
+            native_body=native_body,
             model=forwarded.get("model"),
             stream=bool(forwarded.get("stream")),
             include_usage=bool((body.get("stream_options") or {}).get("include_usage")),
             horde=horde,
-            estimated_prompt_tokens=FlattenedChat.read(stored, tools).estimate_tokens(),
+            estimated_prompt_tokens=FlattenedChat.read(
+                stored, forwarded.get("tools")
+            ).estimate_tokens(),
             token_limit_key="max_completion_tokens"
-            if forwarded.keys() & _TOKEN_LIMITS == {"max_completion_tokens"}
+            if native_body.keys() & _TOKEN_LIMITS == {"max_completion_tokens"}
             else "max_tokens",
         )
 
 
-def _narrow_tools(forwarded: JsonObject, choice: Any) -> None:
+def _narrow_tools(forwarded: _Forwarded, choice: object) -> None:
     """Offer no tools but those that the choice allows."""
     if _is_allowed_tools(choice):
         _, names = _parse_allowed_tools(choice, forwarded["tools"])
@@ -153,7 +164,7 @@ def _require_models_and_messages(body: JsonObject) -> None:
         )
 
 
-def _refuse_key(key: str, _value: Any, _body: JsonObject) -> object:
+def _refuse_key(key: str, _value: object, _body: JsonObject) -> object:
     raise unsupported(key, _REPLACEMENTS.get(key))
 
 
@@ -161,18 +172,18 @@ def _refuse_key(key: str, _value: Any, _body: JsonObject) -> object:
 # -------------------------------------------------------------------------
 
 
-def _read_messages(_key: str, value: Any, _body: JsonObject) -> object:
+def _read_messages(_key: str, value: object, _body: JsonObject) -> object:
     return parse_messages(value, ECHOED_MESSAGES)
 
 
-def _read_tools(_key: str, value: Any, body: JsonObject) -> object:
+def _read_tools(_key: str, value: object, body: JsonObject) -> object:
     tools = parse_tools(_drop_cache_hints(value))
     check_tool_spec_size(value, body.get("tool_choice"), body.get("response_format"))
     check_strict_schemas(tools, None)
     return tools or ABSENT
 
 
-def _drop_cache_hints(tools: Any) -> Any:
+def _drop_cache_hints(tools: object) -> Any:
     """The tools without hints on themselves and their functions; schemas stay as they are."""
     if not isinstance(tools, list):
         return tools
@@ -188,7 +199,7 @@ def _drop_cache_hints(tools: Any) -> Any:
     ]
 
 
-def _read_tool_choice(_key: str, value: Any, body: JsonObject) -> object:
+def _read_tool_choice(_key: str, value: object, body: JsonObject) -> object:
     tools = _guess_tools(body)
     if _is_allowed_tools(value):
         mode, _ = _parse_allowed_tools(value, tools)
@@ -197,7 +208,7 @@ def _read_tool_choice(_key: str, value: Any, body: JsonObject) -> object:
     return ABSENT if choice is None else choice
 
 
-def _is_allowed_tools(choice: Any) -> bool:
+def _is_allowed_tools(choice: object) -> TypeGuard[JsonObject]:
     return isinstance(choice, dict) and choice.get("type") == "allowed_tools"
 
 
@@ -254,7 +265,7 @@ def _refuse_members(path: str, value: JsonObject, known: set[str]) -> None:
             raise unsupported(f"{path}.{name}")
 
 
-def _read_parallel_tool_calls(_key: str, value: Any, body: JsonObject) -> object:
+def _read_parallel_tool_calls(_key: str, value: object, body: JsonObject) -> object:
     return parse_parallel_tool_calls(value, _guess_tools(body))
 
 
@@ -273,7 +284,7 @@ def _guess_tools(body: JsonObject) -> list[Tool]:
     ]
 
 
-def _read_response_format(_key: str, value: Any, body: JsonObject) -> object:
+def _read_response_format(_key: str, value: object, body: JsonObject) -> object:
     response_format = parse_response_format(drop_keys(value, CACHE_HINT))
     check_tool_spec_size(body.get("tools"), body.get("tool_choice"), value)
     check_strict_schemas((), response_format)

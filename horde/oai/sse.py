@@ -6,9 +6,9 @@ Source: docs/reference/chat_front.md, "Streams".
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
-from horde.chat_contract import JsonObject
+from horde.json_text import JsonObject
 from horde.oai.errors import ErrorAnswer
 from horde.oai.mapping import (
     CompletedReply,
@@ -37,7 +37,7 @@ _DELTA_KEYS: Final[Mapping[DeltaKind, str]] = {
 }
 
 
-def encode_event(body: Mapping[str, Any]) -> bytes:
+def encode_event(body: Mapping[str, object]) -> bytes:
     """One event: a `data:` line and a blank line, in UTF-8."""
     text = _ENCODER.encode(body)
     for character in _LINE_BREAKS:
@@ -50,17 +50,17 @@ def encode_event(body: Mapping[str, Any]) -> bytes:
         return b"data: %b\n\n" % json.dumps(body, separators=(",", ":")).encode()
 
 
-def encode_named_event(body: Mapping[str, Any]) -> bytes:
+def encode_named_event(body: Mapping[str, object]) -> bytes:
     """One event that also says its `type` on a line of its own."""
-    return b"event: %b\n%b" % (body["type"].encode(), encode_event(body))
+    return b"event: %b\n%b" % (str(body["type"]).encode(), encode_event(body))
 
 
-def encode_wait_comment(wait: Mapping[str, Any]) -> bytes:
+def encode_wait_comment(wait: Mapping[str, object]) -> bytes:
     """A comment for whoever asked how a request waits; everybody else's parser skips it."""
     return b": waiting %b\n\n" % _ENCODER.encode(wait).encode()
 
 
-def encode_events(bodies: Iterable[Mapping[str, Any]]) -> bytes:
+def encode_events(bodies: Iterable[Mapping[str, object]]) -> bytes:
     """Events one behind the other."""
     return b"".join(encode_event(body) for body in bodies)
 
@@ -109,25 +109,26 @@ def build_completion_events(
     )
     for index, call in enumerate(reply.tool_calls):
         yield _build_chunk(head, source, {"tool_calls": [{"index": index, **call}]})
-    finish = _build_chunk(head, source, {})
-    finish["choices"][0] |= {
-        "finish_reason": reply.finish_reason,
-        "native_finish_reason": reply.native_finish_reason,
-    }
+    finish = _build_chunk(head, source, {}, reply)
     yield finish | {"x_horde": build_x_horde(head, reply)}
     if head.include_usage:
         yield _build_chunk(head, source, None) | {"usage": build_usage(head, reply)}
 
 
-def _build_chunk(head: CompletionHead, source: Source, delta: JsonObject | None) -> JsonObject:
+def _build_chunk(
+    head: CompletionHead,
+    source: Source,
+    delta: JsonObject | None,
+    ended: CompletedReply | None = None,
+) -> JsonObject:
     """One chunk; without a delta it has no choice. `usage` is there, as null, only when it was
     asked for.
     """
     choice = {
         "index": 0,
         "delta": delta,
-        "finish_reason": None,
-        "native_finish_reason": None,
+        "finish_reason": None if ended is None else ended.finish_reason,
+        "native_finish_reason": None if ended is None else ended.native_finish_reason,
         "logprobs": None,
     }
     chunk: JsonObject = {

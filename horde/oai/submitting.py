@@ -5,12 +5,13 @@ client did not choose one.
 Source: docs/reference/chat_front.md, "The life of a completion".
 """
 
-from typing import Final
+from typing import Final, cast
 from uuid import uuid4
 
 from horde_sdk.generation_parameters.text.chat_limits import MIN_CHAT_MAX_TOKENS
 
-from horde.chat_contract import ChatAvailabilityMode, JsonObject
+from horde.chat_contract import ChatAvailabilityMode
+from horde.json_text import JsonObject
 from horde.oai.bodies import write_native_body
 from horde.oai.callers import choose_operation_key
 from horde.oai.calls import Calls, OpenCall
@@ -40,7 +41,8 @@ async def submit_chat(
     may_shorten = request.is_length_open and not key.is_from_client
     body = request.native_body
     head: JsonObject = {name: body.pop(name) for name in _CHANGING_KEYS if name in body}
-    head["horde"] = head.get("horde", {}) | {"operation_key": str(key.value)}
+    options = cast(JsonObject, head.get("horde", {}))
+    head["horde"] = options | {"operation_key": str(key.value)}
     rest = await calls.bodies.work(call.body_bytes, lambda: write_native_body(body))
 
     async def submit() -> _Queued:
@@ -63,7 +65,7 @@ async def submit_chat(
     await wait.cancel()
     call.waits.remove(wait)
     head["max_tokens"] = longest
-    head["horde"]["operation_key"] = str(uuid4())
+    head["horde"] = options | {"operation_key": str(uuid4())}
     return await submit()
 
 

@@ -6,10 +6,16 @@ Source: docs/reference/front_completions.md, "Completion" and "Streams".
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from horde.chat_contract import JsonObject
-from horde.oai.mapping import CHARACTERS_PER_COMPLETION_TOKEN, build_system_fingerprint
+from horde.json_text import JsonObject
+from horde.oai.mapping import (
+    CHARACTERS_PER_COMPLETION_TOKEN,
+    build_quote_x_horde,
+    build_system_fingerprint,
+    get_kudos,
+    get_quoted_tokens,
+)
 
 TEXT_ID_PREFIX: Final = "cmpl-"
 
@@ -59,7 +65,7 @@ class Choice:
     sample: TextSample
 
 
-def parse_samples(status: Mapping[str, Any]) -> list[TextSample]:
+def parse_samples(status: Mapping[str, object]) -> list[TextSample]:
     """The generations that a native status holds."""
     generations = status.get("generations")
     return [
@@ -192,18 +198,15 @@ def _build_chunk(head: TextHead, choice: Choice, shown: JsonObject | None) -> Js
 
 
 def build_text_quote(
-    quotes: Sequence[Mapping[str, Any]],
+    quotes: Sequence[Mapping[str, object]],
     *,
     completion_id: str,
     created: int,
     model: str,
 ) -> JsonObject:
     """The answer to a dry run: a completion without choices, whose price is the sum of all."""
-    resolved = [
-        {key: value for key, value in (quote.get("resolved") or {}).items() if key != "prompt"}
-        for quote in quotes
-    ]
-    tokens = sum(entry.get("estimated_prompt_tokens") or 0 for entry in resolved)
+    resolved = [build_quote_x_horde(quote)["resolved"] for quote in quotes]
+    tokens = sum(map(get_quoted_tokens, quotes))
     return {
         "id": completion_id,
         "object": "text_completion",
@@ -214,7 +217,7 @@ def build_text_quote(
         "system_fingerprint": None,
         "x_horde": {
             "requests": [],
-            "kudos": sum(quote.get("kudos") or 0 for quote in quotes),
+            "kudos": sum(map(get_kudos, quotes)),
             "estimated_usage": True,
             "dry_run": True,
             "resolved": resolved,

@@ -8,17 +8,18 @@ for them. Source: docs/reference/front_completions.md, "Request".
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final, Self
+from typing import Final, Self, TypedDict, cast
 
 from horde_sdk.generation_parameters.text.chat_limits import MIN_CHAT_MAX_TOKENS
 
 from horde.chat.parameters import check_range, is_integer, is_number
 from horde.chat_contract import (
     ChatAvailabilityMode,
+    ChatHordeOptions,
     ChatRequestRefused,
-    JsonObject,
     parse_horde_options,
 )
+from horde.json_text import JsonObject
 from horde.oai.errors import RequestRefused, build_contract_refusal
 from horde.oai.readers import (
     ABSENT,
@@ -87,6 +88,20 @@ _NAMES: Final[Mapping[str, str]] = MappingProxyType(
 )
 
 
+class _Read(TypedDict, total=False):
+    """The keys of a body as their readers give them, but for the samplers."""
+
+    model: str
+    models: list[str]
+    prompt: list[str]
+    max_tokens: int
+    stop: list[str]
+    n: int
+    echo: bool
+    stream: bool
+    horde: tuple[JsonObject, ChatHordeOptions]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextCompletionRequest:
     """A validated body. `native_body` is what all of its native requests share; each has one of the
@@ -115,7 +130,8 @@ class TextCompletionRequest:
     def parse(cls, body: object, max_prompts: int) -> Self:
         """Validate a decoded body. Raises RequestRefused for the first key at fault."""
         try:
-            read = read_keys(body, _READERS, _refuse_key)
+            keys = read_keys(body, _READERS, _refuse_key)
+            read = cast(_Read, keys)
             assert isinstance(body, dict)
             require_model(body)
             prompts = _require_prompts(read, max_prompts)
@@ -130,7 +146,8 @@ class TextCompletionRequest:
             raise RequestRefused("conflicting_parameters", message, "horde.dry_run")
         max_tokens = read.get("max_tokens", MIN_CHAT_MAX_TOKENS)
         models = (read["model"],) if "model" in read else tuple(read["models"])
-        params = {"n": sample_count, "max_length": max_tokens} | _pick_params(body, read)
+        params: JsonObject = {"n": sample_count, "max_length": max_tokens}
+        params |= _pick_params(body, keys)
         if horde.max_context_length is not None:
             params["max_context_length"] = horde.max_context_length
         return cls(
@@ -154,7 +171,7 @@ class TextCompletionRequest:
         )
 
 
-def _require_prompts(read: JsonObject, max_prompts: int) -> tuple[str, ...]:
+def _require_prompts(read: _Read, max_prompts: int) -> tuple[str, ...]:
     prompts = read.get("prompt")
     if prompts is None:
         raise RequestRefused(
@@ -193,7 +210,7 @@ def _pick_params(body: JsonObject, read: JsonObject) -> JsonObject:
     return params
 
 
-def _refuse_key(key: str, _value: Any, _body: JsonObject) -> object:
+def _refuse_key(key: str, _value: object, _body: JsonObject) -> object:
     raise unsupported(key)
 
 
@@ -201,7 +218,7 @@ def _refuse_seed(key: str) -> RequestRefused:
     return unsupported(key, "text requests take no seed. Leave it out")
 
 
-def _read_prompt(key: str, value: Any, _body: JsonObject) -> object:
+def _read_prompt(key: str, value: object, _body: JsonObject) -> object:
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list):
         raise wrong_type(key, "a string or an array of strings")
@@ -216,26 +233,26 @@ def _read_prompt(key: str, value: Any, _body: JsonObject) -> object:
     return texts
 
 
-def _read_count(key: str, value: Any, _body: JsonObject) -> object:
+def _read_count(key: str, value: object, _body: JsonObject) -> object:
     if not is_integer(value):
         raise wrong_type(key, "an integer")
     check_range(key, value, 1, MAX_SAMPLE_COUNT, is_whole=True)
     return value
 
 
-def _read_echo(key: str, value: Any, _body: JsonObject) -> object:
+def _read_echo(key: str, value: object, _body: JsonObject) -> object:
     if not isinstance(value, bool):
         raise wrong_type(key, "a boolean")
     return value
 
 
-def _read_best_of(key: str, value: Any, _body: JsonObject) -> object:
+def _read_best_of(key: str, value: object, _body: JsonObject) -> object:
     if not is_integer(value):
         raise wrong_type(key, "an integer")
     return ABSENT  # compared with `n` once that is read
 
 
-def _read_sampler(key: str, value: Any, _body: JsonObject) -> object:
+def _read_sampler(key: str, value: object, _body: JsonObject) -> object:
     sampler = _SAMPLERS[key]
     if sampler.is_whole and not is_integer(value):
         raise wrong_type(key, "an integer")
@@ -245,19 +262,19 @@ def _read_sampler(key: str, value: Any, _body: JsonObject) -> object:
     return 0 if key == "top_k" and value == -1 else value
 
 
-def _read_zero(key: str, value: Any, _body: JsonObject) -> object:
+def _read_zero(key: str, value: object, _body: JsonObject) -> object:
     if is_number(value) and value == 0:
         return ABSENT
     raise unsupported(key, "text requests have no such parameter. Leave it out")
 
 
-_NO_OPTIONS: Final[tuple[JsonObject, Any]] = (
+_NO_OPTIONS: Final[tuple[JsonObject, ChatHordeOptions]] = (
     {"context_fit": DEFAULT_CONTEXT_FIT},
     parse_horde_options(None),
 )
 
 
-def _read_horde(key: str, value: Any, _body: JsonObject) -> object:
+def _read_horde(key: str, value: object, _body: JsonObject) -> object:
     """The native keys, and the options of which they were made."""
     if not isinstance(value, dict):
         raise wrong_type(key, "an object")

@@ -15,11 +15,12 @@ from uuid import uuid4
 
 from starlette.types import Send
 
-from horde.chat_contract import JsonObject
+from horde.json_text import JsonObject
 from horde.oai.bodies import write_native_body
 from horde.oai.calls import Calls, OpenCall
 from horde.oai.errors import ErrorAnswer, FrontFailure, NativeRefused
 from horde.oai.forms import FormName
+from horde.oai.mapping import get_kudos
 from horde.oai.models import TextModels
 from horde.oai.native import Caller, NativeFamily, Submitted
 from horde.oai.signals import PollingHub, Subscription
@@ -183,7 +184,7 @@ class _Watch:
         self._seen: list[TextSample] = []
         self._arrivals: Arrivals | None = None
 
-    def parse(self, status: Mapping[str, Any]) -> TextReply | None:
+    def parse(self, status: Mapping[str, object]) -> TextReply | None:
         """The reply of a status; its samples are told one by one as they come."""
         # A status names no generation, and one that ends later may stand before the others.
         unseen = Counter(parse_samples(status)) - Counter(self._seen)
@@ -192,7 +193,7 @@ class _Watch:
             self._tell(len(self._seen) - 1)
         if len(self._seen) < self._sample_count:
             return None
-        return TextReply(samples=tuple(self._seen), kudos=status.get("kudos") or 0)
+        return TextReply(samples=tuple(self._seen), kudos=get_kudos(status))
 
     def tell(self, arrivals: Arrivals) -> None:
         """Put each sample there, with the index of its choice; those that are there already at

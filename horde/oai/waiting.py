@@ -26,7 +26,7 @@ from horde.oai.signals import ChatNotice, NoticeKind, Subscription
 
 logger = get_logger(__name__)
 
-type ParseReply[R] = Callable[[Mapping[str, Any]], R | None]
+type ParseReply[R] = Callable[[Mapping[str, object]], R | None]
 
 # Of one request; only its first notice is followed by a read at once.
 LEAST_SECONDS_BETWEEN_READS: Final = 1.0
@@ -219,7 +219,7 @@ class RequestWait[R]:
         }
         return WaitFailed(kind, self.request_id, WaitDetails(**values | changes))
 
-    async def _judge(self, status: Mapping[str, Any]) -> R | None:
+    async def _judge(self, status: Mapping[str, object]) -> R | None:
         """What one status means, ends before refusals: an ended request cannot be refused any
         more.
         """
@@ -245,7 +245,7 @@ class RequestWait[R]:
         self.is_judged = True
         return None
 
-    def _find_refusal(self, status: Mapping[str, Any]) -> WaitFailure | None:
+    def _find_refusal(self, status: Mapping[str, object]) -> WaitFailure | None:
         now, is_running = self._clock(), bool(status.get("processing"))
         if (
             is_running
@@ -267,7 +267,7 @@ class RequestWait[R]:
         return None
 
     def _find_fast_refusal(
-        self, status: Mapping[str, Any], *, is_running: bool
+        self, status: Mapping[str, object], *, is_running: bool
     ) -> WaitFailure | None:
         """Decided once, at the first reading."""
         if status.get("eligible_worker_threads") == 0 and not is_running:
@@ -324,7 +324,7 @@ class RequestWait[R]:
         return kind
 
 
-def parse_wait_details(status: Mapping[str, Any]) -> WaitDetails:
+def parse_wait_details(status: Mapping[str, object]) -> WaitDetails:
     """What a status tells about a request that goes on waiting."""
     position, wait_time, reason = (
         status.get("queue_position"),

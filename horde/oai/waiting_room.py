@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, Final
+from typing import Final
 from weakref import WeakValueDictionary
 
 from horde.text_work import TextWork
@@ -91,7 +91,7 @@ def build_offer(body: object) -> Offer | None:
     )
 
 
-def _build_lengths(values: Mapping[str, Any]) -> Lengths:
+def _build_lengths(values: Mapping[str, object]) -> Lengths:
     """The API has defaults of its own for what is missing, and forms of numbers it takes."""
     length, context = values.get("max_length"), values.get("max_context_length")
     return Lengths(

@@ -7,7 +7,8 @@ Source: docs/reference/front_messages.md, "Stream".
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from horde.chat_contract import JsonObject
+from horde.chat.wire import ToolCall
+from horde.json_text import JsonObject
 from horde.oai.anthropic.errors import build_error_body
 from horde.oai.anthropic.reply import (
     MessageHead,
@@ -140,7 +141,7 @@ class MessageAnswer(ChatAnswer):
         self._open = None
         yield {"type": "content_block_stop", "index": self._index}
 
-    def _call(self, index: int, call: JsonObject) -> Iterator[JsonObject]:
+    def _call(self, index: int, call: ToolCall) -> Iterator[JsonObject]:
         """A call; clients take its input from deltas alone."""
         yield self._start(build_tool_use(self._head, index, call))
         yield self._continue({"type": "input_json_delta", "partial_json": get_arguments(call)})

@@ -11,8 +11,8 @@ from types import MappingProxyType
 from typing import Final
 
 from horde.chat.wire import ContentPart, ImagePart, TextPart, ToolCall
-from horde.chat_contract import MAX_CHAT_TOOL_CALL_ID_CHARACTERS, JsonObject
-from horde.json_text import write_document
+from horde.chat_contract import MAX_CHAT_TOOL_CALL_ID_CHARACTERS
+from horde.json_text import JsonObject, write_document
 from horde.oai.anthropic.refusals import (
     check_members,
     refuse,

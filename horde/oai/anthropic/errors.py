@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Final
 
-from horde.chat_contract import JsonObject
+from horde.json_text import JsonObject
 from horde.oai.errors import ErrorAnswer
 
 VERSION_HEADER: Final = "anthropic-version"

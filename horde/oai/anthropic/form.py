@@ -5,11 +5,12 @@ Source: docs/reference/front_messages.md.
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from starlette.types import Send
 
-from horde.chat_contract import ChatContextFit, JsonObject
+from horde.chat_contract import ChatContextFit
+from horde.json_text import JsonObject
 from horde.oai.anthropic.answer import MessageAnswer
 from horde.oai.anthropic.models import NamedModels, build_unknown_model
 from horde.oai.anthropic.reply import MessageHead, build_quote_message, build_warm_message
@@ -59,7 +60,7 @@ class MessagesForm(ChatForm[MessagesRequest]):
         return MessageAnswer(MessageHead.read(request, request_id, created))
 
     def render_quote(
-        self, request: MessagesRequest, quote: Mapping[str, Any], created: int
+        self, request: MessagesRequest, quote: Mapping[str, object], created: int
     ) -> JsonObject:
         """A message without content."""
         return build_quote_message(request, quote, get_quoted_model(quote))
@@ -111,5 +112,5 @@ class CountService:
         send: Send,
     ) -> None:
         """Answer with the count."""
-        body = {"input_tokens": request.estimated_prompt_tokens}
+        body: JsonObject = {"input_tokens": request.estimated_prompt_tokens}
         await self._calls.send_object(call, body, send)

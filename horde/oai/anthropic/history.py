@@ -6,7 +6,7 @@ on turns that alternate. Source: docs/reference/front_messages.md, "Messages".
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from horde.chat.flattening import check_text_size, count_image_parts, count_text_bytes
 from horde.chat.wire import ContentPart, Message
@@ -14,8 +14,8 @@ from horde.chat_contract import (
     MAX_CHAT_IMAGE_COUNT,
     MAX_CHAT_MESSAGE_COUNT,
     MAX_CHAT_TOOL_CALL_COUNT,
-    JsonObject,
 )
+from horde.json_text import JsonObject
 from horde.oai.anthropic.blocks import Pieces, read_content, read_texts
 from horde.oai.anthropic.refusals import (
     check_members,
@@ -117,7 +117,7 @@ def _check_limits(messages: list[Message]) -> None:
 # --------------------------------------------------------------------------------------------------
 
 
-def _read_turns(entries: list[Any], system: list[str], *, is_estimate: bool) -> list[_Turn]:
+def _read_turns(entries: list[object], system: list[str], *, is_estimate: bool) -> list[_Turn]:
     """The turns, whose roles alternate; system messages before the first go to `system`."""
     turns: list[_Turn] = []
 

@@ -8,11 +8,11 @@ cannot be honoured. Source: docs/reference/front_messages.md, "Keys".
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final, TypedDict
 
 from horde.chat.parameters import is_integer, is_number
 from horde.chat.strict_schema import obeys_strict_rules
-from horde.chat_contract import JsonObject
+from horde.json_text import JsonObject
 from horde.oai.anthropic.errors import THREADS_UNSUPPORTED
 from horde.oai.anthropic.history import parse_system
 from horde.oai.anthropic.refusals import (
@@ -26,8 +26,8 @@ from horde.oai.anthropic.refusals import (
     unsupported,
     wrong_type,
 )
-from horde.oai.anthropic.thinking import EFFORTS, parse_thinking
-from horde.oai.anthropic.tools import parse_choice, parse_tool_set
+from horde.oai.anthropic.thinking import EFFORTS, Thinking, parse_thinking
+from horde.oai.anthropic.tools import Choice, ToolSet, parse_choice, parse_tool_set
 from horde.oai.leniency import CACHE_HINT
 from horde.oai.readers import ABSENT, Reader, drop, read_horde, read_stop
 
@@ -36,23 +36,23 @@ SCHEMA_NAME: Final = "output"
 CLEARED_THINKING: Final = "clear_thinking_"
 
 
-def refuse_key(key: str, _value: Any, _body: JsonObject) -> object:
+def refuse_key(key: str, _value: object, _body: JsonObject) -> object:
     """400 of a key that has no reader."""
     raise extra(key)
 
 
-def _read_model(key: str, value: Any, _body: JsonObject) -> object:
+def _read_model(key: str, value: object, _body: JsonObject) -> object:
     model = require_string(value, key)
     if not model:
         raise refuse(key, "String should have at least 1 character")
     return model
 
 
-def _read_messages(key: str, value: Any, _body: JsonObject) -> object:
+def _read_messages(key: str, value: object, _body: JsonObject) -> object:
     return require_list(value, key)  # what they hold is judged behind all keys
 
 
-def _read_max_tokens(key: str, value: Any, body: JsonObject) -> object:
+def _read_max_tokens(key: str, value: object, body: JsonObject) -> object:
     if not is_integer(value):
         raise wrong_type(key, "a valid integer")
     if value < 0:
@@ -63,17 +63,17 @@ def _read_max_tokens(key: str, value: Any, body: JsonObject) -> object:
     return value
 
 
-def _read_system(_key: str, value: Any, _body: JsonObject) -> object:
+def _read_system(_key: str, value: object, _body: JsonObject) -> object:
     return parse_system(value)
 
 
-def _read_stream(key: str, value: Any, _body: JsonObject) -> object:
+def _read_stream(key: str, value: object, _body: JsonObject) -> object:
     if not isinstance(value, bool):
         raise wrong_type(key, "a valid boolean")
     return value
 
 
-def _read_share(key: str, value: Any, _body: JsonObject) -> object:
+def _read_share(key: str, value: object, _body: JsonObject) -> object:
     if not is_number(value):
         raise wrong_type(key, "a valid number")
     if not 0 <= value <= 1:
@@ -81,7 +81,7 @@ def _read_share(key: str, value: Any, _body: JsonObject) -> object:
     return value
 
 
-def _read_top_k(key: str, value: Any, _body: JsonObject) -> object:
+def _read_top_k(key: str, value: object, _body: JsonObject) -> object:
     if not is_integer(value):
         raise wrong_type(key, "a valid integer")
     if value not in NEUTRAL_TOP_K:
@@ -89,33 +89,41 @@ def _read_top_k(key: str, value: Any, _body: JsonObject) -> object:
     return ABSENT
 
 
-def _read_stop_sequences(key: str, value: Any, body: JsonObject) -> object:
+def _read_stop_sequences(key: str, value: object, body: JsonObject) -> object:
     for index, text in enumerate(require_list(value, key)):
         if not require_string(text, f"{key}.{index}").strip():
             raise refuse(f"{key}.{index}", "each stop sequence must hold more than blanks")
     return read_stop(key, value, body)
 
 
-def _read_tools(_key: str, value: Any, _body: JsonObject) -> object:
+def _read_tools(_key: str, value: object, _body: JsonObject) -> object:
     return parse_tool_set(value, is_estimate=False)
 
 
-def _estimate_tools(_key: str, value: Any, _body: JsonObject) -> object:
+def _estimate_tools(_key: str, value: object, _body: JsonObject) -> object:
     return parse_tool_set(value, is_estimate=True)
 
 
-def _read_tool_choice(_key: str, value: Any, _body: JsonObject) -> object:
+def _read_tool_choice(_key: str, value: object, _body: JsonObject) -> object:
     return parse_choice(value)
 
 
-def _read_thinking(_key: str, value: Any, _body: JsonObject) -> object:
+def _read_thinking(_key: str, value: object, _body: JsonObject) -> object:
     return parse_thinking(value)
 
 
-def _read_output_config(key: str, value: Any, body: JsonObject) -> object:
+class OutputConfig(TypedDict, total=False):
+    """What `output_config` asks for; `hints` are paths of what nobody can follow."""
+
+    effort: str
+    format: JsonObject
+    hints: list[str]
+
+
+def _read_output_config(key: str, value: object, body: JsonObject) -> object:
     config = require_object(value, key)
     check_members(config, ("effort", "format", "task_budget"), key)
-    read: JsonObject = {}
+    read: OutputConfig = {}
     if config.get("effort") is not None:
         read["effort"] = require_one_of(config["effort"], EFFORTS, f"{key}.effort")
     if config.get("format") is not None:
@@ -129,7 +137,7 @@ def _read_output_config(key: str, value: Any, body: JsonObject) -> object:
     return read
 
 
-def _read_output_format(key: str, value: Any, _body: JsonObject) -> object:
+def _read_output_format(key: str, value: object, _body: JsonObject) -> object:
     return _build_response_format(value, key)
 
 
@@ -144,45 +152,43 @@ def _build_response_format(value: object, path: str) -> JsonObject:
     return {"type": "json_schema", "json_schema": named}
 
 
-def _read_context_management(key: str, value: Any, _body: JsonObject) -> object:
+def _read_context_management(key: str, value: object, _body: JsonObject) -> object:
     """Past thinking is never sent, so that clearing it asks for nothing; the rest is a hint."""
     edits = require_object(value, key).get("edits")
     if edits is None:
         return ABSENT
-    kinds = [edit.get("type") for edit in require_list(edits, f"{key}.edits") if _is_object(edit)]
+    kinds = [
+        edit.get("type") for edit in require_list(edits, f"{key}.edits") if isinstance(edit, dict)
+    ]
     is_asking = any(not str(kind).startswith(CLEARED_THINKING) for kind in kinds)
     return [key] if is_asking else ABSENT
 
 
-def _is_object(value: object) -> bool:
-    return isinstance(value, dict)
-
-
-def _read_metadata(key: str, value: Any, _body: JsonObject) -> object:
+def _read_metadata(key: str, value: object, _body: JsonObject) -> object:
     user_id = require_object(value, key).get("user_id")
     if user_id is not None:
         require_string(user_id, f"{key}.user_id")
     return ABSENT
 
 
-def _read_service_tier(key: str, value: Any, _body: JsonObject) -> object:
+def _read_service_tier(key: str, value: object, _body: JsonObject) -> object:
     require_string(value, key)
     return ABSENT
 
 
-def _read_inference_geo(key: str, value: Any, _body: JsonObject) -> object:
+def _read_inference_geo(key: str, value: object, _body: JsonObject) -> object:
     if require_string(value, key) != "global":
         raise unsupported(key, "the horde promises no location; only 'global' is accepted")
     return ABSENT
 
 
-def _refuse_unless_empty(key: str, value: Any, _body: JsonObject) -> object:
+def _refuse_unless_empty(key: str, value: object, _body: JsonObject) -> object:
     if value == []:
         return ABSENT
     raise unsupported(key, "not supported by the horde")
 
 
-def _refuse_thread(key: str, value: Any, _body: JsonObject) -> object:
+def _refuse_thread(key: str, value: object, _body: JsonObject) -> object:
     """The tool loops of SDKs ask for a conversation that the server holds, and send all messages
     themselves after a refusal with this code.
     """
@@ -192,8 +198,28 @@ def _refuse_thread(key: str, value: Any, _body: JsonObject) -> object:
     raise refuse(key, message, THREADS_UNSUPPORTED)
 
 
-def _refuse_always(key: str, _value: Any, _body: JsonObject) -> object:
+def _refuse_always(key: str, _value: object, _body: JsonObject) -> object:
     raise unsupported(key, "not supported by the horde")
+
+
+class ReadKeys(TypedDict, total=False):
+    """The keys of a body as their readers give them."""
+
+    model: str
+    messages: list[object]
+    max_tokens: int
+    system: str
+    stream: bool
+    temperature: float
+    top_p: float
+    stop_sequences: list[str]
+    tools: ToolSet
+    tool_choice: Choice
+    thinking: Thinking
+    output_config: OutputConfig
+    output_format: JsonObject
+    context_management: list[str]
+    horde: JsonObject
 
 
 READERS: Final[Mapping[str, Reader]] = MappingProxyType(

@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from horde.chat_contract import JsonObject
+from horde.json_text import JsonObject
 from horde.model_map import ModelMap
 from horde.oai.anthropic.errors import write_time
 from horde.oai.anthropic.refusals import refuse, show
 from horde.oai.errors import RequestRefused
+from horde.oai.mapping import ModelCard
 from horde.oai.models import ModelList
 
 DEFAULT_LIMIT: Final = 20
@@ -20,7 +21,7 @@ MAX_LIMIT: Final = 1000
 EFFORT_PARAMETER: Final = "reasoning_effort"  # on the cards of models that take it
 CURSORS: Final = ("after_id", "before_id")
 
-type Cards = Mapping[str, JsonObject]
+type Cards = Mapping[str, ModelCard]
 
 
 class NamedModels:
@@ -91,7 +92,7 @@ def build_unknown_model(name: str, rc: str | None = None) -> RequestRefused:
     )
 
 
-def _build_entry(name: str, card: JsonObject, display_name: str | None = None) -> JsonObject:
+def _build_entry(name: str, card: ModelCard, display_name: str | None = None) -> JsonObject:
     return {
         "type": "model",
         "id": name,

@@ -6,9 +6,8 @@ docs/reference/front_messages.md, "Errors".
 """
 
 from collections.abc import Collection
-from typing import Any
 
-from horde.chat_contract import JsonObject
+from horde.json_text import JsonObject
 from horde.oai.errors import RequestRefused, shorten_param
 from horde.oai.leniency import CACHE_HINT
 
@@ -56,7 +55,7 @@ def require_object(value: object, path: str) -> JsonObject:
     return value
 
 
-def require_list(value: object, path: str) -> list[Any]:
+def require_list(value: object, path: str) -> list[object]:
     """An array. Raises RequestRefused."""
     if value is None:
         raise missing(path)

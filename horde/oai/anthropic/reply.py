@@ -7,14 +7,15 @@ Source: docs/reference/front_messages.md, "Message".
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 from uuid import uuid4
 
 from horde_sdk.worker.chat_declaration import ChatFinishReason
 
-from horde.chat_contract import JsonObject
+from horde.chat.wire import ToolCall
 from horde.exceptions import BadRequest
 from horde.json_body import parse_json_body
+from horde.json_text import JsonObject
 from horde.oai.anthropic.request import MessagesRequest
 from horde.oai.errors import WaitDetails, WaitFailed, WaitFailure
 from horde.oai.mapping import (
@@ -23,6 +24,7 @@ from horde.oai.mapping import (
     build_quote_x_horde,
     build_usage,
     build_x_horde,
+    get_quoted_tokens,
 )
 from horde.return_codes import ReturnCode
 
@@ -118,9 +120,9 @@ def sign(thinking: str) -> str:
     return SIGNATURE_PREFIX + digest[:SIGNATURE_DIGITS]
 
 
-def build_tool_use(head: MessageHead, index: int, call: JsonObject) -> JsonObject:
+def build_tool_use(head: MessageHead, index: int, call: ToolCall) -> JsonObject:
     """The block of a call, with an empty input."""
-    name = str(call["function"]["name"])
+    name = call["function"]["name"]
     return {
         "type": "tool_use",
         "id": head.build_call_id(index),
@@ -129,12 +131,12 @@ def build_tool_use(head: MessageHead, index: int, call: JsonObject) -> JsonObjec
     }
 
 
-def get_arguments(call: JsonObject) -> str:
+def get_arguments(call: ToolCall) -> str:
     """The text of a call's input; none is an empty object."""
-    return call["function"].get("arguments") or "{}"
+    return call["function"]["arguments"] or "{}"
 
 
-def parse_input(head: MessageHead, call: JsonObject) -> JsonObject:
+def parse_input(head: MessageHead, call: ToolCall) -> JsonObject:
     """The input of a call. Raises WaitFailed when it is no object."""
     try:
         value = parse_json_body(get_arguments(call).encode("utf-8", "replace"))
@@ -214,13 +216,13 @@ def build_warm_message(request: MessagesRequest) -> JsonObject:
 
 
 def build_quote_message(
-    request: MessagesRequest, quote: Mapping[str, Any], model: str
+    request: MessagesRequest, quote: Mapping[str, object], model: str
 ) -> JsonObject:
     """The answer to a dry run: a message without content, so that nobody takes a quote for text."""
     x_horde = build_quote_x_horde(quote) | {"model": model}
     if request.dropped_hints:
         x_horde["dropped_hints"] = list(request.dropped_hints)
-    tokens = x_horde["resolved"].get("estimated_prompt_tokens") or 0
+    tokens = get_quoted_tokens(quote)
     return {
         **build_frame(f"{MESSAGE_ID_PREFIX}dryrun_{uuid4().hex}", request.model),
         "content": [],

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final, Self
+from typing import Final, Self, cast
 
 from horde_sdk.generation_parameters.text.chat_limits import (
     MAX_CHAT_MAX_TOKENS,
@@ -21,15 +21,15 @@ from horde.chat_contract import (
     ChatContextFit,
     ChatHordeOptions,
     ChatRequestRefused,
-    JsonObject,
     parse_horde_options,
 )
+from horde.json_text import JsonObject
 from horde.oai.anthropic.blocks import CHARACTERS_PER_REFUSED_TOKEN
 from horde.oai.anthropic.history import History, parse_history
-from horde.oai.anthropic.keys import ESTIMATE_READERS, READERS, refuse_key
+from horde.oai.anthropic.keys import ESTIMATE_READERS, READERS, OutputConfig, ReadKeys, refuse_key
 from horde.oai.anthropic.refusals import missing, refuse
 from horde.oai.anthropic.thinking import Thinking
-from horde.oai.anthropic.tools import Choice, ToolSet, build_choice
+from horde.oai.anthropic.tools import ToolSet, build_choice
 from horde.oai.errors import RequestRefused, build_contract_refusal, locate_names
 from horde.oai.readers import read_keys
 
@@ -97,7 +97,8 @@ class MessagesRequest:
     @classmethod
     def _parse(cls, body: object, context_fit: ChatContextFit, *, is_estimate: bool) -> Self:
         try:
-            read = read_keys(body, ESTIMATE_READERS if is_estimate else READERS, refuse_key)
+            readers = ESTIMATE_READERS if is_estimate else READERS
+            read = cast(ReadKeys, read_keys(body, readers, refuse_key))
             for key in ("model", "messages", *(() if is_estimate else ("max_tokens",))):
                 if key not in read:
                     raise missing(key)
@@ -108,9 +109,9 @@ class MessagesRequest:
             raise _relocate(build_contract_refusal(refused)) from None
 
     @classmethod
-    def _build(cls, read: JsonObject, history: History, context_fit: ChatContextFit) -> Self:
-        tools: ToolSet = read.get("tools") or ToolSet()
-        config = read.get("output_config", {})
+    def _build(cls, read: ReadKeys, history: History, context_fit: ChatContextFit) -> Self:
+        tools = read.get("tools") or ToolSet()
+        config = read.get("output_config", OutputConfig())
         thinking = read.get("thinking", Thinking()).with_effort(config.get("effort"))
         own_options = read.get("horde", {})
         horde = parse_horde_options(own_options)
@@ -146,22 +147,23 @@ class MessagesRequest:
         )
 
 
-def _build_sampling(read: JsonObject, *, stream: bool) -> JsonObject:
-    sent: JsonObject = {key: read[key] for key in ("temperature", "top_p") if key in read}
+def _build_sampling(read: ReadKeys, *, stream: bool) -> JsonObject:
+    keys: Mapping[str, object] = read
+    sent: JsonObject = {key: keys[key] for key in ("temperature", "top_p") if key in keys}
     if "stop_sequences" in read:
         sent["stop"] = read["stop_sequences"]
     return sent | ({"stream": True} if stream else {})
 
 
-def _build_controls(read: JsonObject, tools: ToolSet) -> JsonObject:
+def _build_controls(read: ReadKeys, tools: ToolSet) -> JsonObject:
     """Tools, the choice among them, and the format. Raises RequestRefused and
     ChatRequestRefused.
     """
     controls: JsonObject = {"tools": tools.tools} if tools.tools else {}
     if "tool_choice" in read:
-        choice: Choice = read["tool_choice"]
-        controls |= build_choice(choice, tools.tools)
-    output: Any = read.get("output_config", {}).get("format") or read.get("output_format")
+        controls |= build_choice(read["tool_choice"], tools.tools)
+    config = read.get("output_config", OutputConfig())
+    output = config.get("format") or read.get("output_format")
     check_tool_spec_size(tools.tools, controls.get("tool_choice"), output)
     if output is not None:
         controls["response_format"] = parse_response_format(output)

@@ -9,13 +9,13 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from horde.chat.strict_schema import obeys_strict_rules
 from horde.chat.tools import parse_tools
 from horde.chat.wire import Function, JsonSchema, Tool, ToolChoice
-from horde.chat_contract import ChatRequestRefused, JsonObject
-from horde.json_text import write_document
+from horde.chat_contract import ChatRequestRefused
+from horde.json_text import JsonObject, write_document
 from horde.oai.anthropic.refusals import (
     check_members,
     refuse,
@@ -251,7 +251,7 @@ def parse_choice(value: object) -> Choice:
     return Choice(kind, name, bool(is_single))
 
 
-def build_choice(choice: Choice, tools: Sequence[Tool]) -> dict[str, Any]:
+def build_choice(choice: Choice, tools: Sequence[Tool]) -> JsonObject:
     """The keys of a chat request for a choice among these tools. Raises RequestRefused."""
     if not tools:
         if choice.kind in ("any", "tool"):

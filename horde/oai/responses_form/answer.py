@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final
 
-from horde.chat_contract import JsonObject
+from horde.json_text import JsonObject
 from horde.oai.errors import ErrorAnswer
 from horde.oai.forms import ChatAnswer
-from horde.oai.mapping import CompletedReply, CompletionHead, build_usage, build_x_horde
+from horde.oai.mapping import CompletedReply, CompletionHead, Usage, build_usage, build_x_horde
 from horde.oai.relay import Delta, DeltaKind, Remainder
 from horde.oai.responses_form.output import OutputWriter
 from horde.oai.responses_form.request import ResponsesRequest
@@ -106,7 +106,7 @@ def build_response(
     }
 
 
-def build_response_usage(usage: Mapping[str, Any]) -> JsonObject:
+def build_response_usage(usage: Usage) -> JsonObject:
     """The usage of a completion under this form's names, every detail there."""
     details = usage.get("completion_tokens_details") or {}
     return {

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from horde.chat_contract import JsonObject
+from horde.json_text import JsonObject
 from horde.oai.errors import RequestRefused
 from horde.oai.responses_form.items import (
     CallItem,

@@ -2,13 +2,13 @@
 """Responses as a form of the front. Source: docs/reference/front_responses.md."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 from uuid import uuid4
 
-from horde.chat_contract import JsonObject
+from horde.json_text import JsonObject
 from horde.oai.errors import RequestRefused
 from horde.oai.forms import ChatForm, FormName
-from horde.oai.mapping import build_quote_x_horde
+from horde.oai.mapping import Usage, build_quote_x_horde, get_quoted_tokens
 from horde.oai.native import Caller
 from horde.oai.responses_form.answer import (
     ResponseAnswer,
@@ -83,12 +83,12 @@ class ResponsesForm(ChatForm[ResponsesRequest]):
         return answer
 
     def render_quote(
-        self, request: ResponsesRequest, quote: Mapping[str, Any], created: int
+        self, request: ResponsesRequest, quote: Mapping[str, object], created: int
     ) -> JsonObject:
         """A response without output."""
         x_horde = build_quote_x_horde(quote)
-        tokens = x_horde["resolved"].get("estimated_prompt_tokens") or 0
-        counts = {"prompt_tokens": tokens, "completion_tokens": 0, "total_tokens": tokens}
+        tokens = get_quoted_tokens(quote)
+        counts: Usage = {"prompt_tokens": tokens, "completion_tokens": 0, "total_tokens": tokens}
         return build_response(
             ResponseHead.of(request, f"dryrun-{uuid4()}", created),
             "completed",

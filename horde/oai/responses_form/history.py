@@ -6,9 +6,9 @@ Source: docs/reference/front_responses.md, "Stored responses".
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Final, cast
 
-from horde.chat_contract import JsonObject
+from horde.json_text import JsonObject
 from horde.oai.errors import RequestRefused, shorten_param
 from horde.oai.responses_form.items import Item, ReferenceItem, parse_item
 from horde.oai.responses_form.records import Record, find_request_id, find_request_id_of_item
@@ -69,7 +69,7 @@ def _lost_link(response_id: str) -> RequestRefused:
 
 def _iter_items(record: Record) -> Iterator[JsonObject]:
     yield from record.input
-    yield from record.response["output"]
+    yield from cast(list[JsonObject], record.response["output"])
 
 
 async def _resolve(

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
-from horde.chat_contract import CHAT_IMAGE_DETAILS, MAX_CHAT_TOOL_CALL_ID_CHARACTERS, JsonObject
+from horde.chat_contract import CHAT_IMAGE_DETAILS, MAX_CHAT_TOOL_CALL_ID_CHARACTERS
+from horde.json_text import JsonObject
 from horde.oai.errors import RequestRefused, shorten_param
 from horde.oai.leniency import CACHE_HINT, drop_keys
 from horde.oai.readers import missing, unsupported, unsupported_value, wrong_type
@@ -83,7 +84,7 @@ def parse_input(value: object) -> Input:
     if isinstance(value, str):
         if not value:
             raise RequestRefused("invalid_value", "Invalid value: 'input' is empty.", "input")
-        message = {"type": "message", "role": "user", "content": value}
+        message: JsonObject = {"type": "message", "role": "user", "content": value}
         return Input([message], [parse_item(message, "input")])
     if not isinstance(value, list):
         raise wrong_type("input", "a string or an array of items")
@@ -172,7 +173,7 @@ def _parse_output(item: JsonObject, path: str) -> OutputItem:
         _parse_part(part, f"{place}[{index}]", may_be_image=True)
         for index, part in enumerate(output)
     ]
-    texts = [part["text"] for part in parts if part["type"] == "text"]
+    texts = [str(part["text"]) for part in parts if part["type"] == "text"]
     images = tuple(part for part in parts if part["type"] == "image_url")
     return OutputItem(path, call_id, "\n".join(texts) if texts or not images else "(image)", images)
 

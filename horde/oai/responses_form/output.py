@@ -6,10 +6,11 @@ made of what is here, so that they agree. Source: docs/reference/front_responses
 """
 
 import json
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, cast
 
-from horde.chat_contract import JsonObject
+from horde.chat.wire import ToolCall
+from horde.json_text import JsonObject
 from horde.oai.mapping import CompletedReply
 from horde.oai.relay import Delta, DeltaKind
 from horde.oai.responses_form.tools import ToolSet
@@ -63,7 +64,7 @@ class OutputWriter:
         for number, call in enumerate(reply.tool_calls, start=1):
             self._add_call(call, is_cut=is_cut and number == len(reply.tool_calls))
 
-    def restore(self, events: Sequence[JsonObject]) -> None:
+    def restore(self, events: Sequence[Mapping[str, Any]]) -> None:
         """Take up what these events told. Calls come with the end, so there are none in them."""
         for event in events:
             kind = event["type"]
@@ -87,9 +88,9 @@ class OutputWriter:
             return self._open.text
         part = _PART_TYPES[kind]
         return "".join(
-            entry["text"]
+            str(entry["text"])
             for item in self.items
-            for entry in item.get("content", ())
+            for entry in cast(Sequence[JsonObject], item.get("content", ()))
             if entry["type"] == part
         )
 
@@ -142,7 +143,7 @@ class OutputWriter:
         self.items.append(whole)
         self._emit({"type": "response.output_item.done", "output_index": index, "item": whole})
 
-    def _add_call(self, call: JsonObject, *, is_cut: bool) -> None:
+    def _add_call(self, call: ToolCall, *, is_cut: bool) -> None:
         """A call, whose arguments come in one piece."""
         index = len(self.items)
         item, key, kind = self._build_call(call, index)
@@ -156,17 +157,25 @@ class OutputWriter:
         self._emit({"type": f"response.{kind}.done", **place, key: item[key], **named})
         self._close(index, item | {"status": "incomplete" if is_cut else "completed"})
 
-    def _build_call(self, call: JsonObject, index: int) -> tuple[JsonObject, str, str]:
+    def _build_call(self, call: ToolCall, index: int) -> tuple[JsonObject, str, str]:
         """The item without its status, the key of what was passed, and the name of its events."""
         function = call["function"]
         tool = self._tools.find(function["name"])
         name = function["name"] if tool is None else tool.name
-        within = {"namespace": tool.namespace} if tool is not None and tool.namespace else {}
-        common = {"call_id": call["id"], "name": name, **within}
+        within: JsonObject = (
+            {"namespace": tool.namespace} if tool is not None and tool.namespace else {}
+        )
+        common: JsonObject = {"call_id": call["id"], "name": name, **within}
         if tool is not None and tool.is_custom:
             id_ = build_item_id("ctc", self._request_id, index)
             text = parse_custom_input(function["arguments"])
-            item = {"id": id_, "type": "custom_tool_call", "status": "", **common, "input": text}
+            item: JsonObject = {
+                "id": id_,
+                "type": "custom_tool_call",
+                "status": "",
+                **common,
+                "input": text,
+            }
             return item, "input", "custom_tool_call_input"
         id_ = build_item_id("fc", self._request_id, index)
         arguments = function["arguments"]

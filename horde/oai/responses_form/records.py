@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final, Self
 
-from horde.chat_contract import JsonObject
+from horde.json_text import JsonObject
 from horde.oai.responses_form.answer import RESPONSE_ID_PREFIX, ResponseHead
 from horde.oai.responses_form.request import ResponsesRequest
 from horde.oai.responses_form.tools import NO_TOOLS, parse_tools
@@ -116,7 +116,7 @@ class Record:
         return ResponseHead(
             request_id=self.request_id,
             created=self.created,
-            model=self.response["model"],
+            model=str(self.response["model"]),
             echo={key: value for key, value in self.response.items() if key not in names},
             tools=tool_set,
             not_enforced=tuple(tool_set.list_not_enforced()),
@@ -149,7 +149,7 @@ def name_items(items: Sequence[JsonObject], request_id: str) -> list[JsonObject]
 
 def _name_item(item: JsonObject, request_id: str, index: int) -> JsonObject:
     kind = item.get("type") or "message"
-    prefix = _ITEM_PREFIXES.get(kind, "item")
+    prefix = _ITEM_PREFIXES.get(str(kind), "item")
     own_id = f"{prefix}_{request_id.replace('-', '')}_i{index}"
     named = {**item, "id": item.get("id") or own_id, "type": kind}
     content: Any = item.get("content")

@@ -5,9 +5,9 @@ Source: docs/reference/front_responses.md, "Request".
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, cast
 
 from horde_sdk.generation_parameters.text.chat_limits import OPENAI_SAMPLING_RANGES
 
@@ -16,18 +16,24 @@ from horde.chat.messages import build_stored_messages, parse_messages
 from horde.chat.strict_schema import check_strict_schemas
 from horde.chat.tools import check_tool_spec_size, parse_response_format
 from horde.chat.tools import parse_tools as parse_native_tools
+from horde.chat.wire import Tool
 from horde.chat_contract import (
     ChatHordeOptions,
     ChatRequestRefused,
-    JsonObject,
     parse_horde_options,
 )
+from horde.json_text import JsonObject
 from horde.oai.errors import RequestRefused, build_contract_refusal, locate_names, shorten_param
 from horde.oai.forms import ChatAnswer
 from horde.oai.leniency import ECHOED_MESSAGES
 from horde.oai.responses_form.conversation import build_conversation
 from horde.oai.responses_form.items import Input, Item, ReferenceItem
-from horde.oai.responses_form.schema import TRUNCATIONS, read_body
+from horde.oai.responses_form.schema import (
+    TRUNCATIONS,
+    ReadBody,
+    ReasoningOptions,
+    read_body,
+)
 from horde.oai.responses_form.tools import NO_TOOLS, Choice, ToolSet, parse_choice
 
 _FORWARDED: Final = ("model", "models", *OPENAI_SAMPLING_RANGES, "seed", "stop", "stream")
@@ -104,7 +110,7 @@ class ResponsesRequest:
             read = read_body(body)
         except ChatRequestRefused as refused:
             raise build_contract_refusal(refused) from None
-        tools: ToolSet = read.get("tools", NO_TOOLS)
+        tools = read.get("tools", NO_TOOLS)
         choice = parse_choice(read.get("tool_choice"), tools)
         background = read.get("background", False)
         request = cls(
@@ -130,6 +136,10 @@ class ResponsesRequest:
             request.converse(request.input.items)
         return request
 
+    @property
+    def _native_tools(self) -> list[Tool]:
+        return cast(list[Tool], self.native_body.get("tools", []))
+
     def check_specification(self) -> None:
         """Hold tools and format to the rules of the horde. Raises RequestRefused."""
         body = self.native_body
@@ -138,7 +148,7 @@ class ResponsesRequest:
                 body["tools"] = parse_native_tools(body["tools"])
             text_format = parse_response_format(body.get("response_format"))
             check_tool_spec_size(body.get("tools"), body.get("tool_choice"), text_format)
-            check_strict_schemas(body.get("tools", ()), text_format)
+            check_strict_schemas(self._native_tools, text_format)
         except ChatRequestRefused as refused:
             raise self._translate(build_contract_refusal(refused)) from None
         if text_format is not None:
@@ -153,8 +163,8 @@ class ResponsesRequest:
         except ChatRequestRefused as refused:
             raise self._translate(build_contract_refusal(refused)) from None
         stored = build_stored_messages(messages)
-        tools = self.native_body.get("tools")
-        self.estimated_prompt_tokens = FlattenedChat.read(stored, tools).estimate_tokens()
+        flattened = FlattenedChat.read(stored, self._native_tools)
+        self.estimated_prompt_tokens = flattened.estimate_tokens()
         self.native_body["messages"] = messages
 
     def locate(self, param: str) -> str:
@@ -193,8 +203,9 @@ class ResponsesRequest:
         return RequestRefused(refused.code, message, param)
 
 
-def _build_native_body(read: JsonObject, choice: Choice, default_max_tokens: int) -> JsonObject:
-    body: JsonObject = {key: read[key] for key in _FORWARDED if key in read}
+def _build_native_body(read: ReadBody, choice: Choice, default_max_tokens: int) -> JsonObject:
+    keys: Mapping[str, object] = read
+    body: JsonObject = {key: keys[key] for key in _FORWARDED if key in keys}
     body["max_tokens"] = read.get("max_output_tokens", default_max_tokens)
     if choice.offered:
         body["tools"] = [tool.native for tool in choice.offered]
@@ -202,27 +213,27 @@ def _build_native_body(read: JsonObject, choice: Choice, default_max_tokens: int
             body["tool_choice"] = choice.native
         if "parallel_tool_calls" in read:
             body["parallel_tool_calls"] = read["parallel_tool_calls"]
-    native_format = read.get("text", {}).get("native")
-    if native_format is not None:
-        body["response_format"] = native_format
-    effort = read.get("reasoning", {}).get("effort")
-    if effort is not None:
-        body["reasoning_effort"] = effort
+    text, reasoning = read.get("text"), read.get("reasoning")
+    if text is not None and text["native"] is not None:
+        body["response_format"] = text["native"]
+    if reasoning is not None and reasoning.get("effort") is not None:
+        body["reasoning_effort"] = reasoning["effort"]
     # An overlong input is refused unless the client asked to have it cut.
     fit = TRUNCATIONS[read.get("truncation", "disabled")]
     body["horde"] = {"context_fit": fit} | read.get("horde", {})
     return body
 
 
-def _build_echo(read: JsonObject, tools: ToolSet) -> JsonObject:
-    reasoning = read.get("reasoning", {})
+def _build_echo(read: ReadBody, tools: ToolSet) -> JsonObject:
+    keys: Mapping[str, object] = read
+    reasoning, text = read.get("reasoning", ReasoningOptions()), read.get("text")
     return {
-        **{key: read.get(key) for key in _ECHOED},
+        **{key: keys.get(key) for key in _ECHOED},
         "metadata": read.get("metadata", {}),
         "parallel_tool_calls": read.get("parallel_tool_calls", True),
         "reasoning": {"effort": reasoning.get("effort"), "summary": reasoning.get("summary")},
         "text": {
-            "format": read.get("text", {}).get("shown", {"type": "text"}),
+            "format": {"type": "text"} if text is None else text["shown"],
             "verbosity": "medium",
         },
         "tool_choice": read.get("tool_choice", "auto"),
@@ -231,7 +242,7 @@ def _build_echo(read: JsonObject, tools: ToolSet) -> JsonObject:
     }
 
 
-def _check_combinations(read: JsonObject, request: ResponsesRequest) -> None:
+def _check_combinations(read: ReadBody, request: ResponsesRequest) -> None:
     """What two keys say together. Raises RequestRefused."""
     if request.background and read.get("store") is False:
         message = "A response in the background is stored: leave 'store' out, or send true."

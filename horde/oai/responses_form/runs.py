@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from starlette.types import Message
 
-from horde.chat_contract import JsonObject
+from horde.json_text import JsonObject
 from horde.logger import build_failure_fields, get_logger
 from horde.oai.calls import Calls, OpenCall
 from horde.oai.errors import ErrorAnswer, FrontFailure, build_defect
@@ -256,7 +256,7 @@ class Runs:
     def _build_wait(
         self, run: Run, caller: Caller, *, is_fail_fast: bool = False
     ) -> RequestWait[CompletedReply]:
-        def parse_reply(status: Mapping[str, Any]) -> CompletedReply | None:
+        def parse_reply(status: Mapping[str, object]) -> CompletedReply | None:
             if status.get("processing") and run.answer.status == "queued":
                 self._spawn(self._tell_running(run))
             return parse_completed_reply(status)

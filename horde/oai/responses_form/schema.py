@@ -8,7 +8,7 @@ docs/reference/front_responses.md, "Request".
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final, TypedDict, cast
 
 from horde_sdk.generation_parameters.text.chat_limits import (
     MAX_CHAT_MAX_TOKENS,
@@ -17,7 +17,7 @@ from horde_sdk.generation_parameters.text.chat_limits import (
 )
 
 from horde.chat.parameters import check_range, is_integer
-from horde.chat_contract import JsonObject
+from horde.json_text import JsonObject
 from horde.oai.errors import RequestRefused
 from horde.oai.leniency import CACHE_HINT, drop_keys
 from horde.oai.readers import (
@@ -47,8 +47,8 @@ from horde.oai.readers import (
     unsupported_value,
     wrong_type,
 )
-from horde.oai.responses_form.items import parse_input
-from horde.oai.responses_form.tools import parse_tools
+from horde.oai.responses_form.items import Input, parse_input
+from horde.oai.responses_form.tools import ToolSet, parse_tools
 
 MAX_METADATA_PAIRS: Final = 16
 MAX_METADATA_KEY_CHARACTERS: Final = 64
@@ -89,11 +89,47 @@ _REPLACEMENTS: Final[Mapping[str, str]] = MappingProxyType(
 )
 
 
-def read_body(body: object) -> JsonObject:
+class TextOptions(TypedDict):
+    """The form of the text: as the horde is asked for it, and as the object shows it."""
+
+    native: JsonObject | None
+    shown: JsonObject
+
+
+class ReasoningOptions(TypedDict, total=False):
+    """How much to think, and what is shown of it."""
+
+    effort: str | None
+    summary: str | None
+
+
+class ReadBody(TypedDict, total=False):
+    """The keys of a body as their readers give them, but for those that are forwarded unread."""
+
+    model: str
+    models: list[str]
+    input: Input
+    instructions: str
+    previous_response_id: str
+    max_output_tokens: int
+    tools: ToolSet
+    tool_choice: object
+    parallel_tool_calls: bool
+    text: TextOptions
+    reasoning: ReasoningOptions
+    truncation: str
+    metadata: JsonObject
+    stream: bool
+    store: bool
+    background: bool
+    horde: JsonObject
+
+
+def read_body(body: object) -> ReadBody:
     """The keys of a body that ask for something, each checked at its place. Raises RequestRefused,
     or ChatRequestRefused of the shared validation.
     """
-    read = read_keys(body, READERS, _refuse_key)
+    read = cast(ReadBody, read_keys(body, READERS, _refuse_key))
     assert isinstance(body, dict)
     require_model(body)
     if "previous_response_id" not in read:
@@ -104,7 +140,7 @@ def read_body(body: object) -> JsonObject:
     return read
 
 
-def _refuse_key(key: str, _value: Any, _body: JsonObject) -> object:
+def _refuse_key(key: str, _value: object, _body: JsonObject) -> object:
     raise unsupported(key, _REPLACEMENTS.get(key))
 
 
@@ -112,56 +148,56 @@ def _refuse_key(key: str, _value: Any, _body: JsonObject) -> object:
 # -------------------------------------------------------------------------
 
 
-def _read_input(_key: str, value: Any, _body: JsonObject) -> object:
+def _read_input(_key: str, value: object, _body: JsonObject) -> object:
     return parse_input(value)
 
 
-def _read_string(key: str, value: Any, _body: JsonObject) -> object:
+def _read_string(key: str, value: object, _body: JsonObject) -> object:
     if not isinstance(value, str):
         raise wrong_type(key, "a string")
     return value
 
 
-def _read_instructions(key: str, value: Any, body: JsonObject) -> object:
+def _read_instructions(key: str, value: object, body: JsonObject) -> object:
     return _read_string(key, value, body) or ABSENT
 
 
-def _read_boolean(key: str, value: Any, _body: JsonObject) -> object:
+def _read_boolean(key: str, value: object, _body: JsonObject) -> object:
     if not isinstance(value, bool):
         raise wrong_type(key, "a boolean")
     return value
 
 
-def _read_object(key: str, value: Any, _body: JsonObject) -> object:
+def _read_object(key: str, value: object, _body: JsonObject) -> object:
     if not isinstance(value, dict):
         raise wrong_type(key, "an object")
     return ABSENT
 
 
-def _read_output_limit(key: str, value: Any, _body: JsonObject) -> object:
+def _read_output_limit(key: str, value: object, _body: JsonObject) -> object:
     if not is_integer(value):
         raise wrong_type(key, "an integer")
     check_range(key, value, MIN_CHAT_MAX_TOKENS, MAX_CHAT_MAX_TOKENS, is_whole=True)
     return value
 
 
-def _read_call_limit(key: str, value: Any, _body: JsonObject) -> object:
+def _read_call_limit(key: str, value: object, _body: JsonObject) -> object:
     """Of calls of OpenAI's own tools, of which there are none."""
     if not is_integer(value):
         raise wrong_type(key, "an integer")
     return value
 
 
-def _read_tools(_key: str, value: Any, _body: JsonObject) -> object:
+def _read_tools(_key: str, value: object, _body: JsonObject) -> object:
     return parse_tools(value)
 
 
-def _read_any(_key: str, value: Any, _body: JsonObject) -> object:
+def _read_any(_key: str, value: object, _body: JsonObject) -> object:
     """Judged behind the other keys, together with them."""
     return value
 
 
-def _read_text(key: str, value: Any, _body: JsonObject) -> object:
+def _read_text(key: str, value: object, _body: JsonObject) -> object:
     """`{format?, verbosity?}`, with the form in the horde's own shape under `native`."""
     members = _require_members(key, value, "format", "verbosity")
     if members.get("verbosity", "medium") != "medium":
@@ -171,7 +207,7 @@ def _read_text(key: str, value: Any, _body: JsonObject) -> object:
     return {"shown": shown or {"type": "text"}, "native": native}
 
 
-def _read_format(path: str, value: Any) -> JsonObject | None:
+def _read_format(path: str, value: object) -> JsonObject | None:
     """The horde's `response_format`; None for plain text."""
     if not isinstance(value, dict):
         raise wrong_type(path, "an object")
@@ -194,7 +230,7 @@ def _read_format(path: str, value: Any) -> JsonObject | None:
     return None if kind == "text" else {"type": kind}
 
 
-def _read_reasoning(key: str, value: Any, body: JsonObject) -> object:
+def _read_reasoning(key: str, value: object, body: JsonObject) -> object:
     members = _require_members(
         key, value, "effort", "summary", "generate_summary", "context", "mode"
     )
@@ -213,7 +249,7 @@ def _read_reasoning(key: str, value: Any, body: JsonObject) -> object:
     }
 
 
-def _require_members(key: str, value: Any, *known: str) -> JsonObject:
+def _require_members(key: str, value: object, *known: str) -> JsonObject:
     if not isinstance(value, dict):
         raise wrong_type(key, "an object")
     members: JsonObject = drop_keys(value, CACHE_HINT)
@@ -223,12 +259,12 @@ def _require_members(key: str, value: Any, *known: str) -> JsonObject:
     return members
 
 
-def _read_include(key: str, value: Any, _body: JsonObject) -> object:
+def _read_include(key: str, value: object, _body: JsonObject) -> object:
     check_include(key, value)
     return ABSENT
 
 
-def check_include(key: str, value: Any) -> None:
+def check_include(key: str, value: object) -> None:
     """Refuse what cannot be shown. Raises RequestRefused."""
     if not isinstance(value, list):
         raise wrong_type(key, "an array of strings")
@@ -241,7 +277,7 @@ def check_include(key: str, value: Any) -> None:
             )
 
 
-def _read_truncation(key: str, value: Any, body: JsonObject) -> object:
+def _read_truncation(key: str, value: object, body: JsonObject) -> object:
     if not isinstance(value, str) or value not in TRUNCATIONS:
         message = f"Invalid value: '{key}' has to be one of {', '.join(TRUNCATIONS)}."
         raise RequestRefused("invalid_value", message, key)
@@ -253,7 +289,7 @@ def _read_truncation(key: str, value: Any, body: JsonObject) -> object:
     return value
 
 
-def _read_metadata(key: str, value: Any, _body: JsonObject) -> object:
+def _read_metadata(key: str, value: object, _body: JsonObject) -> object:
     if not isinstance(value, dict):
         raise wrong_type(key, "an object")
     if len(value) > MAX_METADATA_PAIRS:

@@ -10,7 +10,8 @@ from typing import Final
 
 from starlette.types import Send
 
-from horde.chat_contract import ChatAvailabilityMode, JsonObject
+from horde.chat_contract import ChatAvailabilityMode
+from horde.json_text import JsonObject
 from horde.oai.calls import Calls, OpenCall, finish_even_if_cancelled
 from horde.oai.chat_service import REQUEST_ID_HEADER, ChatService
 from horde.oai.errors import ErrorAnswer, FrontFailure, RequestRefused

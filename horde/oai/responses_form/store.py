@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import hmac
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from uuid import uuid4
@@ -331,7 +331,7 @@ class ResponseStore:
         return await self._call(self._client.eval(script, len(keys), *keys, *arguments))
 
     @staticmethod
-    async def _call(answer: Any) -> Any:
+    async def _call(answer: Awaitable[Any]) -> Any:
         try:
             return await answer
         except (RedisError, OSError, TimeoutError) as error:

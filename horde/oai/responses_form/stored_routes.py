@@ -12,7 +12,7 @@ from starlette.datastructures import QueryParams
 from starlette.types import Receive, Scope, Send
 
 from horde import metrics
-from horde.chat_contract import JsonObject
+from horde.json_text import JsonObject
 from horde.oai.calls import Calls, OpenCall
 from horde.oai.errors import ErrorAnswer, FrontFailure, RequestRefused, shorten_param
 from horde.oai.forms import FormName

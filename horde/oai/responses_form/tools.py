@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 
 from horde.chat.strict_schema import obeys_strict_rules
 from horde.chat.wire import Tool
-from horde.chat_contract import JsonObject
+from horde.json_text import JsonObject
 from horde.oai.errors import RequestRefused, shorten_param
 from horde.oai.leniency import CACHE_HINT, drop_keys
 from horde.oai.readers import missing, unsupported, unsupported_value, wrong_type
@@ -370,7 +370,7 @@ def _find_chosen(value: JsonObject, path: str, tools: ToolSet) -> OfferedTool | 
     namespace = value.get("namespace")
     if namespace is not None and not isinstance(namespace, str):
         raise wrong_type(f"{path}.namespace", "a string")
-    return tools.find(build_native_name(namespace, value["name"]))
+    return tools.find(build_native_name(namespace, str(value["name"])))
 
 
 def _parse_allowed(value: JsonObject, tools: ToolSet) -> Choice:
