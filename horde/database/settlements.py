@@ -107,7 +107,7 @@ def settle_job(
     charge = compute_generation_charge(kudos, censored=submitted.is_censored)
     seconds = seconds_since(job.start_time, now)
     values = {
-        **_NO_CHAT_REPLY,
+        **_NO_REPLY,
         **submitted.columns,
         **build_posting_parameters(movements, now),
         "censored": submitted.is_censored,
@@ -133,8 +133,10 @@ def settle_job(
     return Settlement(kudos=kudos, finished_count=row.finished_count, is_done=row.is_done)
 
 
-_NO_CHAT_REPLY: dict[str, Any] = dict.fromkeys(
+# Either kind of reply has columns that the other lacks.
+_NO_REPLY: dict[str, Any] = dict.fromkeys(
     (
+        "seed",
         "message",
         "finish_reason",
         "native_finish_reason",
@@ -151,7 +153,7 @@ _SETTLE = keep(
     text(f"""
     SELECT finished_count, is_done FROM settle_reply(
         job => :job_id, request => :wp_id, reply => :generation, metadata => :gen_metadata,
-        censored => :censored, message => :message, finish_reason => :finish_reason,
+        seed => :seed, censored => :censored, message => :message, finish_reason => :finish_reason,
         native_finish_reason => :native_finish_reason, prompt_tokens => :prompt_tokens,
         completion_tokens => :completion_tokens, reasoning_tokens => :reasoning_tokens,
         charge_basis => :charge_basis, charge => :charge, hold => :hold_id, speed => :speed,

@@ -8,6 +8,7 @@ CREATE OR REPLACE FUNCTION settle_reply(
     request uuid,
     reply text,
     metadata jsonb,
+    seed bigint, -- of text alone
     censored boolean,
     message jsonb, -- this and what follows up to the charge is null on text
     finish_reason text,
@@ -48,7 +49,8 @@ BEGIN
     INTO asked
     FROM waiting_prompts WHERE id = request FOR NO KEY UPDATE;
     UPDATE processing_gens AS stored
-    SET generation = reply, gen_metadata = metadata, censored = settle_reply.censored,
+    SET generation = reply, gen_metadata = metadata,
+        seed = coalesce(settle_reply.seed, stored.seed), censored = settle_reply.censored,
         message = settle_reply.message, finish_reason = settle_reply.finish_reason,
         native_finish_reason = settle_reply.native_finish_reason,
         prompt_tokens = settle_reply.prompt_tokens,
