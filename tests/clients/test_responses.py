@@ -159,13 +159,35 @@ def test_89_the_agents_sdk_finishes_a_run(client_python: Path, stack: Stack, fol
         assert (run["agent"], run["tokens"]) == ("Writer", 4 * TOKENS)
 
 
+# What Codex has to be told of a model that it does not know, so that it offers its patch tool.
+CATALOG_ENTRY = {
+    "slug": CODEX_MODEL,
+    "display_name": CODEX_MODEL,
+    "base_instructions": "You are a coding agent. Edit files with apply_patch.",
+    "apply_patch_tool_type": "freeform",
+    "shell_type": "unified_exec",
+    "context_window": 32768,
+    "truncation_policy": {"mode": "tokens", "limit": 10000},
+    "supported_reasoning_levels": [],
+    "support_verbosity": False,
+    "experimental_supported_tools": [],
+    "visibility": "list",
+    "supported_in_api": True,
+    "priority": 1,
+}
+
+
 def write_settings(home: Path, stack: Stack) -> None:
-    """An address, a model and the name of the variable with the key."""
+    """An address, a model, what Codex has to know of it, and the name of the variable with the
+    key.
+    """
     home.mkdir()
+    (home / "models.json").write_text(json.dumps({"models": [CATALOG_ENTRY]}))
     (home / "config.toml").write_text(
         f"""
 model = "{CODEX_MODEL}"
 model_provider = "horde"
+model_catalog_json = "{home / "models.json"}"
 web_search = "disabled"
 check_for_update_on_startup = false
 
@@ -189,7 +211,7 @@ def test_88_codex_finishes_a_task(stack: Stack, tmp_path: Path) -> None:
     write_settings(home, stack)
     steps = [
         ("exec_command", {"cmd": "wc -l fruits.txt"}),
-        ("exec_command", {"cmd": f"apply_patch <<'EOF'\n{PATCH}\nEOF"}),
+        ("apply_patch", {"input": PATCH}),
     ]
     task = "How many lines has fruits.txt? Write the number into count.txt."
     words = ["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
@@ -219,7 +241,10 @@ def test_88_codex_finishes_a_task(stack: Stack, tmp_path: Path) -> None:
     assert (work / "count.txt").read_text() == "3\n", done.stderr[-4000:]
     assert (tmp_path / "last.txt").read_text().strip() == DONE
     first, *_, last = worker.payloads
-    names = {tool["function"]["name"] for tool in first["tools"]}
-    assert {"exec_command", "multi_agent_v1__spawn_agent"} <= names
+    tools = {tool["function"]["name"]: tool["function"] for tool in first["tools"]}
+    assert {"exec_command", "multi_agent_v1__spawn_agent", "apply_patch"} <= tools.keys()
+    assert "Grammar (lark):" in tools["apply_patch"]["description"]
+    assert "metadata for" not in done.stderr
     outputs = [message for message in last["messages"] if message["role"] == "tool"]
     assert "3 fruits.txt" in json.dumps(outputs[0])
+    assert "count.txt" in json.dumps(outputs[1])
