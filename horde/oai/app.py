@@ -8,14 +8,11 @@ Source: docs/reference/chat_front.md.
 import asyncio
 import contextlib
 import re
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any, Final
 from uuid import uuid4
 
-from horde_sdk.worker.chat_declaration import ChatFaultReason
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, QueryParams
 from starlette.middleware import Middleware
@@ -23,14 +20,19 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from horde import metrics
-from horde.chat_contract import WORKER_FAULT_MESSAGES, ChatContextFit
+from horde.chat_contract import ChatContextFit
 from horde.front_config import FrontConfig
 from horde.logger import build_failure_fields, get_logger
+from horde.oai.answers import (
+    add_headers,
+    build_cors_headers,
+    build_preflight_headers,
+    send_json,
+)
 from horde.oai.anthropic import errors as anthropic_errors
 from horde.oai.anthropic.form import CountService, MessagesForm, MessagesService
 from horde.oai.anthropic.models import NamedModels
 from horde.oai.bodies import ClientGone
-from horde.oai.callers import find_client_request_id
 from horde.oai.calls import Calls, OpenCall, Service, keep_name
 from horde.oai.chat_form import ChatCompletionForm
 from horde.oai.chat_service import ChatService
@@ -51,37 +53,32 @@ from horde.oai.errors import (
     shorten_param,
 )
 from horde.oai.hub import RedisHub
+from horde.oai.methods import (
+    CALL_KEY,
+    UNKNOWN_URL,
+    Handler,
+    Methods,
+    NativeMethods,
+    UnknownRoute,
+    refuse_unknown_route,
+    take_authority_off,
+)
 from horde.oai.models import ModelList, TextModels
 from horde.oai.native import NativeClient
 from horde.oai.page import build_page_handlers, send_missing_page, wants_page
-from horde.oai.pops import Pops, render_native_error
-from horde.oai.responses import (
-    add_headers,
-    build_cors_headers,
-    build_preflight_headers,
-    send_empty,
-    send_json,
-)
+from horde.oai.pops import Pops
+from horde.oai.request_log import log_request
 from horde.oai.responses_form.parts import Responses
 from horde.oai.signals import PollingHub, SignalHub
 from horde.oai.text_service import TextService
-from horde.oai.unknown_routes import build_unknown_url_message
+from horde.oai.wait_texts import CANCELLED_SENTENCE, FAULT_ROWS, NOT_TAKEN, WAIT_ROWS
 from horde.oai.work_feed import WorkFeed
 from horde.return_codes import ReturnCode
 
 logger = get_logger(__name__)
 
-CALL_KEY: Final = "horde.oai.call"  # of the scope
 POP_PATH: Final = "/api/v2/generate/text/pop"  # as workers call the API
-UNKNOWN_URL: Final = "unknown_url"
 NO_GENERATION_RC: Final = "ChatRequestNoGeneration"
-CANCELLED_SENTENCE: Final = "The request was cancelled."
-_AUTHORITY: Final = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
-_RAW_AUTHORITY: Final = re.compile(rb"\Ahttps?://[^/?#]*", re.IGNORECASE)
-# What a path of keys may look like in the log. A key of any other kind may be text of a prompt.
-_LOGGED_PARAM: Final = re.compile(r"[A-Za-z0-9_.\[\]-]{1,128}")
-
-type Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class ChatFrontError(Exception):
@@ -187,128 +184,6 @@ def _no_eligible_worker_error(refused: NativeRefused) -> ChatFrontError:
     )
 
 
-_WAIT_ROWS: Final[Mapping[WaitFailure, tuple[int, str, str | None, str]]] = MappingProxyType(
-    {
-        WaitFailure.FAIL_FAST_NOBODY: (
-            503,
-            "no_worker_available",
-            "horde.availability_mode",
-            (
-                "No eligible worker is online, and horde.availability_mode is fail_fast. Choose"
-                " another"
-                f" model, or send wait to queue for one. {CANCELLED_SENTENCE}"
-            ),
-        ),
-        WaitFailure.FAIL_FAST_WAIT: (
-            503,
-            "wait_exceeds_budget",
-            "horde.availability_mode",
-            (
-                "The expected wait is longer than the front waits, and horde.availability_mode is"
-                " fail_fast. Lower 'max_tokens', choose another model, or send wait to try all the"
-                " same."
-                f" {CANCELLED_SENTENCE}"
-            ),
-        ),
-        WaitFailure.NO_WORKER_GRACE: (
-            503,
-            "no_worker_available",
-            None,
-            (
-                "No online worker can take this request. Choose another model, leave out what"
-                " limits the"
-                f" workers, or come back later. {CANCELLED_SENTENCE}"
-            ),
-        ),
-        WaitFailure.DEADLINE: (
-            504,
-            "wait_timeout",
-            None,
-            (
-                "No reply within the time the front waits. Lower 'max_tokens', choose another"
-                " model, or"
-                f" come back later. {CANCELLED_SENTENCE}"
-            ),
-        ),
-        WaitFailure.FAULTED: (
-            502,
-            "generation_failed",
-            None,
-            (
-                "The request failed on the workers that tried it. Send it again, or choose another"
-                " model."
-            ),
-        ),
-        WaitFailure.NO_GENERATION: (
-            502,
-            "no_generation",
-            None,
-            (
-                "The request ended without a reply: it was cancelled, or the horde went into"
-                " maintenance. Send it again."
-            ),
-        ),
-        WaitFailure.REQUEST_LOST: (
-            502,
-            "request_lost",
-            None,
-            "The horde no longer has this request. Send it again.",
-        ),
-        WaitFailure.STREAM_DIVERGED: (
-            502,
-            "stream_diverged",
-            None,
-            (
-                "The final reply differs from the text that was streamed. It can be read natively"
-                " under"
-                " metadata.request_id."
-            ),
-        ),
-        WaitFailure.GENERATION_RESTARTED: (
-            502,
-            "generation_restarted",
-            None,
-            (
-                "The worker failed, and the next one wrote another text than was streamed. Send the"
-                f" request again. {CANCELLED_SENTENCE}"
-            ),
-        ),
-        WaitFailure.SHUTTING_DOWN: (
-            503,
-            "front_shutting_down",
-            None,
-            f"The front is shutting down. Send the request again in a moment. {CANCELLED_SENTENCE}",
-        ),
-    }
-)
-# What a fault's message is answered with: status, code, param, and what the message does not say.
-_FAULT_ROWS: Final[Mapping[str, tuple[int, str, str | None, str]]] = MappingProxyType(
-    {
-        WORKER_FAULT_MESSAGES[ChatFaultReason.PROMPT_OVERFLOW]: (
-            400,
-            "context_length_exceeded",
-            "messages",
-            " Shorten the messages, or lower 'max_tokens'.",
-        ),
-        WORKER_FAULT_MESSAGES[ChatFaultReason.UNBUILDABLE_GRAMMAR]: (
-            400,
-            "unbuildable_grammar",
-            None,
-            " Simplify the schema.",
-        ),
-    }
-)
-# They end as they do because nobody took the request, which speed alone may explain.
-_NOT_TAKEN: Final = frozenset(
-    {
-        WaitFailure.FAIL_FAST_NOBODY,
-        WaitFailure.FAIL_FAST_WAIT,
-        WaitFailure.NO_WORKER_GRACE,
-        WaitFailure.DEADLINE,
-    }
-)
-
-
 def _wait_error(failed: WaitFailed) -> ChatFrontError:
     """The error of a queued request that gives no completion."""
     details = failed.details
@@ -321,10 +196,10 @@ def _wait_error(failed: WaitFailed) -> ChatFrontError:
         return ChatFrontError(
             replace(build_gap_answer(reason, message, metadata), headers=NO_RETRY)
         )
-    status, code, param, message = _WAIT_ROWS[failed.kind]
+    status, code, param, message = WAIT_ROWS[failed.kind]
     if failed.kind is WaitFailure.FAULTED:
         message = details.fault_reason or message
-        status, code, param, remedy = _FAULT_ROWS.get(message, (status, code, param, ""))
+        status, code, param, remedy = FAULT_ROWS.get(message, (status, code, param, ""))
         message += remedy
         if details.fault_rc == ReturnCode.CHAT_SUBMIT_NONCONFORMANT:
             code = "nonconformant_reply"
@@ -339,7 +214,7 @@ def _wait_error(failed: WaitFailed) -> ChatFrontError:
         metadata["wait_time"] = details.wait_time
     if failed.kind is WaitFailure.DEADLINE and details.queue_position is not None:
         metadata["queue_position"] = details.queue_position
-    if failed.kind in _NOT_TAKEN and details.largest_max_length is not None:
+    if failed.kind in NOT_TAKEN and details.largest_max_length is not None:
         param, metadata["largest_max_length"] = "max_tokens", details.largest_max_length
         message = f"{describe_speed_limit(details.largest_max_length)} {CANCELLED_SENTENCE}"
     # Another try would queue, and be charged, again.
@@ -361,17 +236,6 @@ def _internal_error(request_id: str | None) -> ChatFrontError:
 
 # --- the frame around every route
 # -------------------------------------------------------------------------------------
-
-
-def take_authority_off(scope: Scope) -> Scope:
-    """The scope of a request line with a whole URL, which proxies and some clients send, as that of
-    its path.
-    """
-    found = _AUTHORITY.match(scope["path"])
-    if found is None:
-        return scope
-    raw = _RAW_AUTHORITY.sub(b"", scope.get("raw_path") or b"", count=1) or b"/"
-    return {**scope, "path": scope["path"][found.end() :] or "/", "raw_path": raw}
 
 
 class Frame:
@@ -441,7 +305,7 @@ class Frame:
                     body = anthropic_errors.build_error_body(error.answer, front_id)
                 answered = {**call.headers, **error.answer.headers}
                 await send_json(send_with_common, status, body, answered)
-        self._log(call, headers, front_id, sent_status, error)
+        log_request(call, headers, front_id, sent_status, None if error is None else error.answer)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
         call: OpenCall = scope[CALL_KEY]
@@ -449,82 +313,10 @@ class Frame:
             if scope["method"] == "OPTIONS":
                 scope["horde.oai.preflight"] = build_preflight_headers(self._origins, headers)
             if scope["path"].endswith("\n"):  # the end of a route's pattern matches in front of it
-                await _refuse_unknown_route(scope, receive, send)
+                await refuse_unknown_route(scope, receive, send)
             await self._app(scope, receive, send)
         except FrontFailure as failure:
             raise build_error(failure, call.locate) from None
-
-    @staticmethod
-    def _log(
-        call: OpenCall,
-        headers: Headers,
-        front_id: str,
-        status: int | None,
-        error: ChatFrontError | None,
-    ) -> None:
-        """One line a request. No path, no value of a body and no API key; of a refusal the name of
-        the parameter.
-        """
-        fields: dict[str, object] = {
-            "request_id": front_id,
-            "status": status,
-            "seconds": round(time.monotonic() - call.accepted_at, 3),
-        }
-        if error is not None:
-            fields |= {
-                "code": error.answer.code,
-                "phase": call.phase,
-                "rc": error.answer.metadata.get("rc"),
-            }
-            param = error.answer.param
-            if param is not None and _LOGGED_PARAM.fullmatch(param):
-                fields["param"] = param
-        if call.native_id is not None:
-            fields |= {
-                "form": call.form,
-                "native_id": call.native_id,
-                "stream": call.is_stream,
-                "client_gone": call.phase == "gone",
-            }
-        if call.served_by is not None:
-            fields |= {"worker_id": call.served_by[0], "model": call.served_by[1]}
-        if (client_request_id := find_client_request_id(headers)) is not None:
-            fields["client_request_id"] = client_request_id
-        logger.info("horde.oai.request_done", extra=fields)
-
-
-class Methods:
-    """One path: a handler for each method; a preflight for OPTIONS, 405 for the rest."""
-
-    def __init__(self, **handlers: Handler) -> None:
-        self._handlers = handlers | ({"HEAD": handlers["GET"]} if "GET" in handlers else {})
-        self.allow = ", ".join([*handlers, "OPTIONS"])
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request. Raises RequestRefused (405)."""
-        method = scope["method"]
-        if method == "OPTIONS":
-            await send_empty(send, {"allow": self.allow, **scope.get("horde.oai.preflight", {})})
-            return
-        handler = self._handlers.get(method)
-        if handler is None:
-            message = (
-                f"Not allowed to {shorten_param(method)} on {shorten_param(scope['path'])}."
-                f" Allowed: {self.allow}."
-            )
-            raise RequestRefused(
-                "method_not_supported", message, status=405, headers={"Allow": self.allow}
-            )
-        await handler(scope, receive, send)
-
-
-class NativeMethods(Methods):
-    """A path of the native API, refused in its own form."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As `Methods`."""
-        scope[CALL_KEY].render_error = render_native_error
-        await super().__call__(scope, receive, send)
 
 
 # --- routes
@@ -549,7 +341,7 @@ def create_front_app(config: FrontConfig, hub: SignalHub | None = None) -> Starl
         Route("/v1/responses", Methods(POST=front.responses)),
         Route("/v1/responses/", Methods(POST=front.responses)),
         Route(POP_PATH, NativeMethods(POST=front.pop)),
-        *(Route(f"/v1/responses/{name}", _UnknownRoute()) for name in ("compact", "input_tokens")),
+        *(Route(f"/v1/responses/{name}", UnknownRoute()) for name in ("compact", "input_tokens")),
         Route("/v1/responses/{response_id}", Methods(**front.response)),
         Route("/v1/responses/{response_id}/cancel", Methods(POST=front.cancel_response)),
         Route("/v1/responses/{response_id}/input_items", Methods(GET=front.list_response_input)),
@@ -568,7 +360,7 @@ def create_front_app(config: FrontConfig, hub: SignalHub | None = None) -> Starl
         lifespan=front.run,
     )
     app.router.redirect_slashes = False  # a redirect loses the body of a POST
-    app.router.default = _refuse_unknown_route
+    app.router.default = refuse_unknown_route
     app.state.calls, app.state.pops = front.calls, front.pops
     return app
 
@@ -582,19 +374,6 @@ def _log_failed_task(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) 
     error = context.get("exception")
     fields = {} if error is None else build_failure_fields(error)
     logger.error("horde.oai.task_failed", extra=fields)
-
-
-async def _refuse_unknown_route(scope: Scope, _receive: Receive, _send: Send) -> None:
-    message = build_unknown_url_message(scope.get("method", ""), scope["path"])
-    raise RequestRefused(UNKNOWN_URL, message, status=404)
-
-
-class _UnknownRoute:
-    """What would match a route with a parameter, and is none; a plain function would be wrapped."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises RequestRefused (404)."""
-        await _refuse_unknown_route(scope, receive, send)
 
 
 class _Front:

@@ -19,12 +19,12 @@ from starlette.types import Receive, Scope, Send
 from horde import metrics
 from horde.front_config import FrontConfig
 from horde.json_text import JsonObject
+from horde.oai.answers import send_json
 from horde.oai.bodies import BodyReader, ClientGone, IncomingBody, build_overload
 from horde.oai.callers import build_caller, require_api_key
 from horde.oai.errors import ErrorAnswer, FrontFailure, NativeRefused, RequestRefused, WaitFailure
 from horde.oai.forms import FormName, FormRequest
 from horde.oai.native import CHAT, Caller, NativeClient, NativeFamily, Submitted
-from horde.oai.responses import send_json
 from horde.oai.signals import SignalHub
 from horde.oai.streaming import EventStream
 from horde.oai.waiting import ParseReply, RequestWait, WaitSettings

@@ -17,7 +17,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
 from horde.front_config import FrontConfig
-from horde.oai.responses import send_bytes
+from horde.oai.answers import send_bytes
 from horde.web.files import HEADERS, HTML_TYPE, KINDS, STATIC_FOLDER
 
 FOLDER: Final = Path(__file__).with_name("page")

@@ -7,6 +7,7 @@ from uuid import UUID, uuid4
 import pytest
 from starlette.datastructures import Headers
 
+from horde.oai.answers import build_cors_headers, build_preflight_headers
 from horde.oai.callers import (
     build_caller,
     choose_operation_key,
@@ -15,7 +16,6 @@ from horde.oai.callers import (
     require_api_key,
 )
 from horde.oai.errors import RequestRefused
-from horde.oai.responses import build_cors_headers, build_preflight_headers
 from horde.oai.unknown_routes import build_unknown_url_message
 
 TRUSTED = (ip_network("10.0.0.0/8"), ip_network("::1/128"))

@@ -43,7 +43,6 @@ MAX_COLUMNS = 100
 LONG_FILES = {
     "database/_kudos_fold.py",
     "database/users.py",
-    "oai/app.py",
 }
 
 
