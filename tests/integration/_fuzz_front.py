@@ -181,6 +181,20 @@ class FuzzFront:
                 f"{attack.method} {attack.path[:80]}: {status} {wrong} {sent!r}\n    {body[:400]!r}"
             )
 
+    def _exchange(
+        self, attack: Attack, path: str, headers: dict[str, str]
+    ) -> http.client.HTTPResponse:
+        """Send it, on a new connection where the server had closed the one that was kept: on a busy
+        machine there are more than fifteen seconds between two attacks.
+        """
+        try:
+            self._connection.request(attack.method, path, body=attack.data, headers=headers)
+            return self._connection.getresponse()
+        except ConnectionError:
+            self._connection.close()
+        self._connection.request(attack.method, path, body=attack.data, headers=headers)
+        return self._connection.getresponse()
+
     def _send(self, attack: Attack) -> tuple[int, dict[str, str], bytes] | None:
         """Status, headers and body; None for what no HTTP client can send."""
         key = dict(attack.headers).get("apikey")
@@ -197,11 +211,10 @@ class FuzzFront:
             f"?{query}" if query else ""
         )
         try:
-            self._connection.request(attack.method, path, body=attack.data, headers=headers)
+            response = self._exchange(attack, path, headers)
         except (UnicodeEncodeError, ValueError):
             self._connection.close()
             return None
-        response = self._connection.getresponse()
         return (
             response.status,
             {name.lower(): value for name, value in response.getheaders()},
