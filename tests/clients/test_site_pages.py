@@ -207,6 +207,27 @@ def test_an_example_of_the_api_page_works_as_it_is_sent(visits: Visits, people: 
     expect(page.locator("#get_heartbeat .answer")).to_contain_text('"OK"')
 
 
+def test_a_route_whose_form_could_not_be_made_says_so_and_is_tried_again(
+    visits: Visits, people: People
+) -> None:
+    is_away = True
+
+    def serve(route: Route) -> None:
+        if is_away and route.request.url.endswith("/swagger.json"):
+            route.abort()
+        else:
+            route.continue_()
+
+    page = visits.open(f"{people.url}/api/#get_heartbeat", route=serve).page
+    operation = page.locator("#get_heartbeat")
+    expect(operation).to_contain_text("The server cannot be reached.")
+    is_away = False
+    for _ in range(2):
+        operation.locator("summary").first.click()
+    expect(operation.get_by_role("button", name="Send")).to_be_visible()
+    expect(operation).not_to_contain_text("The server cannot be reached.")
+
+
 def test_a_command_of_the_api_page_holds_no_key(visits: Visits, people: People) -> None:
     page = visits.open(f"{people.url}/api/#get_find_user").page
     page.fill("#key", people.owner.key)

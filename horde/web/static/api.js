@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: AGPL-3.0-or-later
 // The routes of the API, to be tried: a form for each, made from the document when it is opened.
-import { fillTable, isKey, make } from "./parts.js";
+import { ask, fillTable, isKey, make } from "./parts.js";
 import { getKey, keepKey } from "./session.js";
 
 const ANONYMOUS_KEY = "0000000000";
 const find = (id) => document.getElementById(id);
 let reading = null;
 
+// Read once; a failure is forgotten, so that the next route that is opened tries again.
 function readDocument() {
-  reading ??= fetch("/api/swagger.json", { cache: "no-store" }).then((answer) => answer.json());
+  reading ??= ask("/api/swagger.json", ANONYMOUS_KEY).catch((error) => {
+    reading = null;
+    throw error;
+  });
   return reading;
 }
 
@@ -144,7 +148,13 @@ for (const details of document.querySelectorAll(".operation")) {
   details.addEventListener("toggle", () => {
     if (!details.open || details.dataset.isFilled) return;
     details.dataset.isFilled = "yes";
-    fill(details);
+    const problem = details.querySelector(".problem");
+    fill(details).then(() => problem?.remove(), ({ message }) => {
+      delete details.dataset.isFilled;
+      const told = `${message} Close this route and open it again.`;
+      if (problem) problem.textContent = told;
+      else details.querySelector(".details").append(make("p", { className: "problem", role: "alert", text: told }));
+    });
   });
 }
 
