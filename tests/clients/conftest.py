@@ -109,6 +109,7 @@ def stack(
         settings = {
             "HORDE_TITLE": "Test horde",
             "HORDE_URL": horde.api.url.removesuffix("/api"),
+            "HORDE_REPOSITORY": "https://source.example",
             "HORDE_OAI_MODELS_CACHE_SECONDS": "0",  # what a test declared is not the next one's
         }
         front = running.enter_context(running_front(horde, folder, **settings))

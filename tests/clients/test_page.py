@@ -547,16 +547,16 @@ def test_the_key_is_kept_for_the_tab_and_nowhere_else(page: Page, stack: Stack) 
     assert stack.client.key not in page.url
 
 
-def test_the_page_leads_to_the_pages_of_its_horde(page: Page, stack: Stack) -> None:
+def test_the_page_leads_to_the_pages_of_its_horde_and_to_the_source(
+    page: Page, stack: Stack
+) -> None:
     site = stack.horde.api.url.removesuffix("/api")
+    pages = [f"{site}{path}" for path in ("", "/register", "/account", "/workers", "/api/")]
     links = page.locator("#links a")
-    expect(links).to_have_count(5)
-    assert [link.get_attribute("href") for link in links.all()] == [
-        f"{site}{path}" for path in ("", "/register", "/account", "/workers", "/api/")
-    ]
-    assert [httpx.get(str(link.get_attribute("href"))).status_code for link in links.all()] == [
-        200
-    ] * 5
+    expect(links).to_have_count(6)
+    found = [link.get_attribute("href") for link in links.all()]
+    assert found == [*pages, "https://source.example"]
+    assert [httpx.get(address).status_code for address in pages] == [200] * 5
 
 
 # --- images, tools and JSON
