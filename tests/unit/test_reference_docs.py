@@ -144,13 +144,16 @@ def list_functions_that_refuse() -> Iterator[tuple[ReturnCode, str, str]]:
     A helper that is given its message stands for those that call it.
     """
     functions = [
-        (path, node)
+        (path, node, [call for call in ast.walk(node) if isinstance(call, ast.Call)])
         for path in sorted((ROOT / "horde").rglob("*.py"))
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.FunctionDef)
     ]
-    for path, function in functions:
-        calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
+    callers: dict[str, list[tuple[Path, ast.FunctionDef]]] = {}
+    for path, function, calls in functions:
+        for name in {getattr(call.func, "id", "") for call in calls}:
+            callers.setdefault(name, []).append((path, function))
+    for path, function, calls in functions:
         codes = {
             ReturnCode[argument.attr]
             for call in calls
@@ -161,13 +164,8 @@ def list_functions_that_refuse() -> Iterator[tuple[ReturnCode, str, str]]:
         is_helper = bool({"message", "detail"} & {given.arg for given in function.args.args})
         tellers = [
             other
-            for other_path, other in functions
-            if is_helper
-            and (path == other_path or not function.name.startswith("_"))
-            and any(
-                isinstance(node, ast.Call) and getattr(node.func, "id", "") == function.name
-                for node in ast.walk(other)
-            )
+            for other_path, other in callers.get(function.name, [])
+            if is_helper and (path == other_path or not function.name.startswith("_"))
         ]
         for code in codes:
             yield from (
