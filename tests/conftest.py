@@ -8,6 +8,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (rank_folder(item.path), -slow[item.path], str(item.path)))
 
 
+@cache
 def rank_folder(path: Path) -> int:
     """The place of a test's folder: those whose tests share the dearest fixtures stay together, and
     the small tests that need none fill what is left.

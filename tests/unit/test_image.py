@@ -308,21 +308,21 @@ def test_a_tiled_tiff_is_read() -> None:
     assert encode(build_tiled_tiff(tile=(16, 16))).size == (16, 16)
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        pytest.param(draw("1", "PNG", size=(3073, 3072)), id="one column more"),
-        pytest.param(draw("1", "PNG", size=(30_000, 30_000)), id="decompression bomb"),
-        pytest.param(draw("L", "GIF", size=(4000, 4000)), id="gif"),
-        pytest.param(draw("1", "TIFF", size=(9000, 9000), compression="group4"), id="tiff"),
-        pytest.param(build_tiled_tiff(tile=(4096, 4096)), id="tiff of one huge tile"),
-        pytest.param(
-            b"RIFF\xff\xff\0\0WEBPVP8X\x0a\0\0\0" + bytes(4) + b"\xfe\x3f\0\xfe\x3f\0" + bytes(40),
-            id="webp canvas",
-        ),
-    ],
-)
-def test_more_pixels_than_the_cap_are_refused_by_the_header(data: bytes) -> None:
+WEBP_CANVAS = b"RIFF\xff\xff\0\0WEBPVP8X\x0a\0\0\0" + bytes(4) + b"\xfe\x3f\0\xfe\x3f\0" + bytes(40)
+# Drawn by the test: each process that collects it would draw a gigapixel.
+TOO_LARGE: dict[str, Callable[[], bytes]] = {
+    "one column more": lambda: draw("1", "PNG", size=(3073, 3072)),
+    "decompression bomb": lambda: draw("1", "PNG", size=(30_000, 30_000)),
+    "gif": lambda: draw("L", "GIF", size=(4000, 4000)),
+    "tiff": lambda: draw("1", "TIFF", size=(9000, 9000), compression="group4"),
+    "tiff of one huge tile": lambda: build_tiled_tiff(tile=(4096, 4096)),
+    "webp canvas": lambda: WEBP_CANVAS,
+}
+
+
+@pytest.mark.parametrize("name", TOO_LARGE)
+def test_more_pixels_than_the_cap_are_refused_by_the_header(name: str) -> None:
+    data = TOO_LARGE[name]()
     assert len(data) < MAX_CHAT_IMAGE_BYTES
     assert refusal_of(lambda: encode_chat_image(data)) is TOO_MANY_PIXELS
 
