@@ -358,6 +358,31 @@ def test_72_a_response_in_the_background_is_polled(stack: FrontStack) -> None:
     assert get(stack, response).json() == ended
 
 
+def test_a_response_that_redis_lost_while_it_ran_is_a_clear_404(
+    stack: FrontStack, tmp_path: Path
+) -> None:
+    own = OwnRedis(tmp_path)
+    own.start()
+    try:
+        with run_front(replace(stack.config, responses_redis_url=own.url)) as url:
+            stack.horde.take_nothing()
+            lost = post(stack, url=url, background=True).json()
+            job = stack.await_job()
+            own.kill()
+            assert get_code(get(stack, lost, url=url)) == (503, "response_store_unavailable")
+            own.start()  # empty
+            wait_until(lambda: get(stack, lost, url=url).status_code == 404)
+            assert get_code(get(stack, lost, url=url)) == (404, "response_not_found")
+            stack.horde.reply(job["id"])
+            assert get_code(get(stack, lost, url=url)) == (404, "response_not_found")
+            # The front goes on as before.
+            kept = post(stack, url=url, background=True).json()
+            stack.horde.reply(stack.await_job()["id"])
+            assert await_end(stack, kept, url=url)["status"] == "completed"
+    finally:
+        own.kill()
+
+
 def test_72_a_failure_in_the_background_is_in_the_object(stack: FrontStack) -> None:
     stack.horde.take_nothing()
     response = start(stack)
