@@ -41,15 +41,15 @@ from horde.actions.store_objects import store_objects
 from horde.chat.context import SizedContext, size_chat_context
 from horde.chat.flattening import FlattenedChat, iter_message_texts
 from horde.chat.images import SubmittedImage, list_kept_images, measure_data_urls
-from horde.chat.job import build_stored_chat_extras
-from horde.chat.messages import rewrite_message_texts
-from horde.chat.request import ChatRequest
-from horde.chat.requirements import (
+from horde.chat.job import (
     ChatWorkerTargeting,
+    build_stored_chat_extras,
     build_worker_targeting,
     chat_tools_temperature,
     required_chat_features,
 )
+from horde.chat.messages import rewrite_message_texts
+from horde.chat.request import ChatRequest
 from horde.chat.stored_objects import replace_image_urls
 from horde.chat.wire import Message
 from horde.chat_contract import (

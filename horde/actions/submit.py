@@ -16,8 +16,7 @@ from horde import metrics
 from horde.actions.chat_refusals import record_refusal, record_worker_fault
 from horde.actions.job_faults import build_lost_refusal, fault, name_fault_reason
 from horde.actions.settle_jobs import settle_or_refuse
-from horde.chat.reply import chat_reply_finish_reason
-from horde.chat.reply_rules import explain_cut_reply
+from horde.chat.reply import chat_reply_finish_reason, explain_cut_reply
 from horde.chat.submission import (
     ChatSubmission,
     check_submitted_model,

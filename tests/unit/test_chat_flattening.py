@@ -11,8 +11,8 @@ import pytest
 from horde.chat import flattening
 from horde.chat.context import size_chat_context
 from horde.chat.fingerprint import build_operation_fingerprint
+from horde.chat.job import required_chat_features
 from horde.chat.request import parse_chat_request
-from horde.chat.requirements import required_chat_features
 from horde.chat_contract import ChatContextFit
 from horde.oai.anthropic.request import MessagesRequest
 from horde.oai.responses_form.request import ResponsesRequest

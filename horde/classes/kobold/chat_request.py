@@ -20,11 +20,10 @@ from horde.chat import (
     messages,
     reply,
     request,
-    requirements,
     stored_objects,
     submission,
 )
-from horde.chat.reply_rules import (
+from horde.chat.reply import (
     check_call_ids,
     check_called_functions,
     check_tool_choice,
@@ -42,11 +41,11 @@ ChatRequest = request.ChatRequest
 build_text_params = request.build_text_params
 parse_chat_request = request.parse_chat_request
 
-ChatWorkerTargeting = requirements.ChatWorkerTargeting
-build_chat_request_traits = requirements.build_chat_request_traits
-build_worker_targeting = requirements.build_worker_targeting
-chat_tools_temperature = requirements.chat_tools_temperature
-required_chat_features = requirements.required_chat_features
+ChatWorkerTargeting = job.ChatWorkerTargeting
+build_chat_request_traits = job.build_chat_request_traits
+build_worker_targeting = job.build_worker_targeting
+chat_tools_temperature = job.chat_tools_temperature
+required_chat_features = job.required_chat_features
 
 estimate_chat_prompt_tokens = flattening.estimate_chat_prompt_tokens
 flatten_messages = flattening.flatten_messages

@@ -8,7 +8,7 @@ Source: docs/reference/chat_requests.md, "Reply verification".
 import json
 from typing import NoReturn
 
-from horde.chat.reply_rules import nonconformant_reply
+from horde.chat.reply import nonconformant_reply
 from horde.chat.strict_schema import find_strict_schema
 from horde.chat.wire import ChatExtras, Reply
 from horde.classes.kobold.reply_schema import SchemaVerdict, judge_content_by_schema
