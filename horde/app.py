@@ -46,7 +46,7 @@ from horde.apis.v2 import (
 )
 from horde.apis.v2 import users as user_routes
 from horde.config import VERSION, Config
-from horde.database import users
+from horde.database import passkeys, users
 from horde.limiter import init_limiter
 from horde.runtime import in_this_runtime
 
@@ -117,7 +117,7 @@ def create_app(
     config: Config,
     *,
     resource_modules: tuple[ModuleType, ...] = RESOURCE_MODULES,
-    resolve_client_address: ResolveClientAddress = users.resolve_client_address,
+    resolve_client_address: ResolveClientAddress = passkeys.resolve_client_address,
 ) -> Flask:
     """The API application. Connects to the database and Redis lazily: nothing is asked before the
     first request.

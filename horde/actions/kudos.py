@@ -24,12 +24,7 @@ from horde.database.kudos_transfers import (
     raise_shared_key_budget,
 )
 from horde.database.suspicions import list_suspicious_users
-from horde.database.users import (
-    Caller,
-    find_account_by_alias,
-    find_shared_key_caller,
-    parse_uuid,
-)
+from horde.database.users import Caller, find_account_by_alias, find_shared_key_caller, parse_uuid
 from horde.db import run_transaction
 from horde.exceptions import BadRequest, Forbidden, PayloadInvalid
 from horde.return_codes import ReturnCode

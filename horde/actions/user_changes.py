@@ -15,15 +15,9 @@ from horde.classes.base.user import UserRoleTypes
 from horde.database.account_deletion import wipe_account
 from horde.database.kudos import get_effective_kudos
 from horde.database.monthly_kudos import change_monthly_kudos
+from horde.database.passkeys import generate_proxy_passkey
 from horde.database.suspicions import forget_suspicions
-from horde.database.users import (
-    Caller,
-    adjust_kudos,
-    find_account,
-    generate_proxy_passkey,
-    set_role,
-    update_account,
-)
+from horde.database.users import Caller, adjust_kudos, find_account, set_role, update_account
 from horde.db import run_transaction
 from horde.exceptions import BadRequest, Forbidden, PayloadInvalid
 from horde.return_codes import ReturnCode

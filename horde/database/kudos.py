@@ -31,10 +31,9 @@ from horde.classes.base.user import (
 )
 from horde.clock import utcnow
 from horde.config import Config
-from horde.database._kudos_fold import (
-    apply_currencies,
+from horde.database._kudos_fold import apply_currencies, claim_currencies
+from horde.database._statistics_fold import (
     apply_statistics,
-    claim_currencies,
     claim_statistics,
     take_queued_statistics,
 )

@@ -4,17 +4,11 @@
 Source: docs/reference/accounts.md.
 """
 
-import hmac
-import secrets
-import threading
-import time
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import Decimal
 from functools import partial
-from ipaddress import ip_address
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -57,9 +51,10 @@ from horde.classes.kobold.worker import TextWorker
 from horde.config import Config
 from horde.database import kudos
 from horde.database.account_cache import AccountCache, publish_account_change
+from horde.database.passkeys import forget_passkeys
 from horde.database.workers import announce_owner_change, take_workers_offline
-from horde.db import after_commit, transaction
-from horde.exceptions import BadRequest, Forbidden, ServiceUnavailable
+from horde.db import after_commit
+from horde.exceptions import BadRequest, Forbidden
 from horde.hot_session import keep
 from horde.return_codes import ReturnCode
 from horde.runtime import Part
@@ -67,8 +62,6 @@ from horde.runtime import Part
 _ROLES_WITHOUT_WORKERS = frozenset({UserRoleTypes.FLAGGED, UserRoleTypes.DELETED})
 # They decide which requests the account's workers may serve.
 _ROLES_OF_OWNERS = _ROLES_WITHOUT_WORKERS | {UserRoleTypes.TRUSTED, UserRoleTypes.MODERATOR}
-PASSKEY_REFRESH_SECONDS = 5.0
-PASSKEY_BYTES = 12  # 16 characters, the length the published description fixes
 # Kudos in one administrative change: far above any balance, far below what a column holds.
 
 
@@ -195,13 +188,10 @@ class NewAccount:
 
 @dataclass(slots=True)
 class AccountState:
-    """What `configure` set for this runtime, and the passkeys it last read."""
+    """What `configure` set for this runtime."""
 
     secret_key: str | None = None
     admins: frozenset[str] = frozenset()
-    passkeys: tuple[bytes, ...] = ()
-    passkeys_read_at: float | None = None
-    passkeys_lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 state = Part(AccountState)
@@ -216,6 +206,7 @@ def configure(config: Config) -> None:
     """
     state.set(AccountState(config.secret_key, frozenset(config.admins)))
     callers.get().clear()
+    forget_passkeys()
     kudos.configure(config)
 
 
@@ -580,80 +571,6 @@ def _adjust_education_concurrency(session: Session, user_id: int, *, granted: bo
                 concurrency=DEFAULT_CONCURRENCY
             )
         )
-
-
-def generate_proxy_passkey(session: Session, user_id: int) -> str:
-    """Give a service account a new passkey, which ends the old one; returns it. Other processes
-    learn it within seconds.
-    """
-    passkey = secrets.token_urlsafe(PASSKEY_BYTES)
-    session.execute(
-        update(User)
-        .where(User.id == user_id)
-        .values(proxy_passkey=passkey)
-        .execution_options(synchronize_session=False)
-    )
-    after_commit(session, _forget_passkeys)
-    return passkey
-
-
-# Clients behind a service
-
-
-def resolve_client_address(
-    peer: str, proxied_for: str | None, proxy_authorization: str | None
-) -> str:
-    """The address limits apply to: `proxied_for` when the passkey is that of a service account,
-    else the peer.
-
-    An edge of its own: it reads the passkeys, in a transaction, at most every few seconds and only
-    for requests that bring one. While the database is away the passkeys read last still count.
-    """
-    if not proxied_for or not proxy_authorization or not _is_known_passkey(proxy_authorization):
-        return peer
-    try:
-        return str(ip_address(proxied_for.strip().partition("%")[0]))
-    except ValueError:
-        return peer
-
-
-def list_proxy_passkeys(session: Session) -> list[str]:
-    """The passkeys of service accounts that are neither flagged nor deleted."""
-    held = exists().where(UserRole.user_id == User.id, UserRole.value.is_(True))
-    barred = (UserRoleTypes.FLAGGED, UserRoleTypes.DELETED)
-    return list(
-        session.scalars(
-            select(User.proxy_passkey).where(
-                User.proxy_passkey.is_not(None),
-                held.where(UserRole.user_role == UserRoleTypes.SERVICE),
-                ~held.where(UserRole.user_role.in_(barred)),
-            )
-        )
-    )
-
-
-def _is_known_passkey(passkey: str) -> bool:
-    given = passkey.encode()
-    # Every passkey is compared, each in constant time: how long it takes tells nothing about any of
-    # them.
-    # Every passkey is compared, so that the time taken does not tell which one matched.
-    return any([hmac.compare_digest(given, known) for known in _read_passkeys()])  # noqa: C419
-
-
-def _read_passkeys() -> tuple[bytes, ...]:
-    held = state.get()
-    with held.passkeys_lock:
-        now = time.monotonic()
-        read_at = held.passkeys_read_at
-        if read_at is None or now - read_at >= PASSKEY_REFRESH_SECONDS:
-            held.passkeys_read_at = now
-            with suppress(ServiceUnavailable), transaction() as session:
-                held.passkeys = tuple(passkey.encode() for passkey in list_proxy_passkeys(session))
-        return held.passkeys
-
-
-def _forget_passkeys() -> None:
-    state.get().passkeys_read_at = None
 
 
 # Settings of an account that are plain columns

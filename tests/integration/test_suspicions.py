@@ -20,7 +20,7 @@ from horde.classes.base.stats import Filter
 from horde.classes.base.suspicion import Suspicion, UserSuspicion, WorkerSuspicion
 from horde.classes.base.user import ANONYMOUS_ID, UserRoleTypes
 from horde.clock import utcnow
-from horde.database import addresses, caches
+from horde.database import addresses, caches, passkeys
 from horde.database.suspects import suspect_worker
 from horde.database.suspicions import add_user_suspicion
 from horde.db import run_transaction, transaction
@@ -353,9 +353,7 @@ def test_of_a_service_whose_clients_prompts_are_refused_the_moderators_are_told_
     horde: TextHorde, told: list[tuple[str, dict[str, Any]]]
 ) -> None:
     service_id, key = make_user(UserRoleTypes.SERVICE, proxy_passkey=PASSKEY)
-    from horde.database import users  # noqa: PLC0415  the passkeys are read anew
-
-    users._forget_passkeys()
+    passkeys.forget_passkeys()
     for number in range(13):
         answer = ask_badly(
             horde,

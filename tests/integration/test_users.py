@@ -39,12 +39,12 @@ from horde.database import users
 from horde.database.account_cache import start_account_listener
 from horde.database.kudos import append_movements, fold_postings
 from horde.database.migrate import migrate
+from horde.database.passkeys import generate_proxy_passkey, resolve_client_address
 from horde.database.users import (
     charge_shared_key,
     create_user,
     find_caller,
     find_generate_caller,
-    resolve_client_address,
     set_role,
 )
 from horde.db import transaction
@@ -677,7 +677,7 @@ def test_a_passkey_speaks_for_clients_until_it_is_replaced(client: FlaskClient) 
 def test_a_barred_service_speaks_for_nobody(role: UserRoleTypes) -> None:
     service = make_person(UserRoleTypes.SERVICE, role)
     with transaction() as session:
-        passkey = users.generate_proxy_passkey(session, service.id)
+        passkey = generate_proxy_passkey(session, service.id)
     assert resolve_client_address("192.0.2.1", "198.51.100.7", passkey) == "192.0.2.1"
 
 
