@@ -131,10 +131,10 @@ def _find_kept(statement: object, engine: Engine) -> _Kept | None:
 class Rows:
     """The rows of a kept statement, in the words of SQLAlchemy's results."""
 
-    __slots__ = ("_is_scalar", "_rows", "rowcount")
+    __slots__ = ("_rows", "rowcount")
 
-    def __init__(self, rows: list[Any], rowcount: int, *, is_scalar: bool = False) -> None:
-        self._rows, self.rowcount, self._is_scalar = rows, rowcount, is_scalar
+    def __init__(self, rows: list[Any], rowcount: int) -> None:
+        self._rows, self.rowcount = rows, rowcount
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._rows)
@@ -156,17 +156,13 @@ class Rows:
         return self.one_or_none()
 
     def scalars(self) -> "Rows":
-        return Rows([row[0] for row in self._rows], self.rowcount, is_scalar=True)
+        return Rows([row[0] for row in self._rows], self.rowcount)
 
     def scalar(self) -> Any:
         return self._rows[0][0] if self._rows else None
 
     def scalar_one(self) -> Any:
         return self.one()[0]
-
-    def scalar_one_or_none(self) -> Any:
-        row = self.one_or_none()
-        return None if row is None else row[0]
 
 
 class HotSession:

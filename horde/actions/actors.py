@@ -58,11 +58,3 @@ def require_moderator(session: Session, by: By) -> Actor:
     if not actor.is_moderator:
         raise Forbidden("Only a moderator can do this.", ReturnCode.NOT_MODERATOR)
     return actor
-
-
-def require_admin(session: Session, by: By, message: str) -> Actor:
-    """Who acts, being an admin or the operator; raises Unauthorized or Forbidden."""
-    actor = require_actor(session, by)
-    if not actor.is_admin:
-        raise Forbidden(message, ReturnCode.NOT_ADMIN)
-    return actor

@@ -23,7 +23,6 @@ logger = get_logger(__name__)
 
 PROVIDER = "provider"
 PROVIDER_SECONDS = 5.0
-SESSION_HOURS = 1
 IDENTITY_PREFIX = "o_"
 IDENTITY_DIGITS = 48  # with its prefix as long as the column
 

@@ -70,7 +70,7 @@ class ResponseHead:
         return RESPONSE_ID_PREFIX + self.request_id
 
     @property
-    def completion_facts(self) -> CompletionHead:
+    def completion_head(self) -> CompletionHead:
         """What usage and `x_horde` are computed from, for every form."""
         return CompletionHead(
             request_id=self.request_id,
@@ -128,7 +128,7 @@ def build_final_response(
 ) -> JsonObject:
     """The object of a reply that came; `now` is in Unix seconds."""
     reason = _REASONS.get(reply.finish_reason)
-    x_horde = build_x_horde(head.completion_facts, reply)
+    x_horde = build_x_horde(head.completion_head, reply)
     if head.not_enforced:
         x_horde["not_enforced"] = list(head.not_enforced)
     return build_response(
@@ -138,7 +138,7 @@ def build_final_response(
         completed_at=int(now) if reason is None else None,
         incomplete_details=None if reason is None else {"reason": reason},
         model=reply.model,
-        usage=build_response_usage(build_usage(head.completion_facts, reply)),
+        usage=build_response_usage(build_usage(head.completion_head, reply)),
         x_horde=x_horde,
     )
 
