@@ -7,8 +7,9 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.clients._browser import Visits, get_focus, go_to, walk_by_keyboard
-from tests.clients._people import MARKUP, OWNED, People, open_account, open_dashboard
+from tests.clients._people import MARKUP, OWNED, People, open_account, open_dashboard, open_with_key
 from tests.clients._worker import MODEL
+from tests.clients.conftest import Stack
 
 OPEN_PAGES = (
     *("/", f"/models/{MODEL}", "/workers", "/teams", "/leaders", "/news", "/register", "/account"),
@@ -135,8 +136,11 @@ def test_an_owner_cares_for_a_worker(visits: Visits, people: People) -> None:
     assert is_focus_in(page, "#workers")
 
 
-def test_whoever_takes_a_deletion_back_keeps_the_focus(visits: Visits, people: People) -> None:
-    page = open_account(visits, people)
+def test_whoever_takes_a_deletion_back_keeps_the_focus(
+    visits: Visits, people: People, stack: Stack
+) -> None:
+    leaver = stack.horde.create_account("Hesitant")
+    page = open_with_key(visits, people, "/account", leaver.key).page
     act(page, "Delete the account")
     page.keyboard.press("Enter")
     expect(page.get_by_role("button", name="Keep the account")).to_be_focused()

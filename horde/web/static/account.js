@@ -196,7 +196,7 @@ function buildWorker(worker) {
   confirmTwice(remove, "Really delete it", () =>
     attempt(() => call(`/api/v2/workers/${worker.id}`, { method: "DELETE" }), `${worker.name} was deleted.`, refresh));
   const messages = worker.messages.length ? [make("ul", { className: "notes" }, ...buildMessages(worker))] : [];
-  return make("article", { className: "card" },
+  return make("article", { className: "card", "data-id": worker.id },
     make("h3", { text: worker.name, dir: "auto" }), make("p", { text: state, className: `state ${kind}` }), list, ...messages,
     buildMessageForm(worker), make("div", { className: "actions" }, toggle, ...(worker.is_online ? [] : [remove])));
 }

@@ -89,7 +89,7 @@ function makeLabelled(text, worker, act) {
 // What a moderator does with a worker; `after` shows it as it is then.
 function buildActs(worker, after) {
   const change = (body, done) => attempt(() => call(`/api/v2/workers/${worker.id}`, { method: "PUT", body }), `${worker.name} ${done}`, after);
-  return make("div", { className: "actions" },
+  return make("div", { className: "actions", "data-id": worker.id },
     worker.maintenance
       ? makeLabelled("End maintenance", worker, () => change({ maintenance: false }, "takes jobs again."))
       : makeLabelled("Maintain", worker, () => change({ maintenance: true }, "is in maintenance.")),

@@ -96,12 +96,16 @@ export function confirmTwice(button, question, act) {
 export function redraw(box, act) {
   const isWritten = [...box.querySelectorAll("input, textarea")].some((field) => field.value !== field.defaultValue);
   if (isWritten || box.querySelector("[data-asked]")) return;
-  const list = () => [...box.querySelectorAll("a, button, input, textarea")];
-  const place = list().indexOf(document.activeElement);
+  const list = (part) => [...part.querySelectorAll("a, button, input, textarea")];
+  const focused = document.activeElement;
+  const place = list(box).indexOf(focused);
+  const item = place < 0 ? null : focused.closest("[data-id]"); // rows may change places
+  const placeInItem = item ? list(item).indexOf(focused) : -1;
   act();
   if (place < 0) return;
-  const left = list();
-  (left[place] ?? left.at(-1) ?? box.closest("[tabindex]"))?.focus();
+  const left = list(box);
+  const same = item && [...box.querySelectorAll("[data-id]")].find((each) => each.dataset.id === item.dataset.id);
+  ((same && list(same)[placeInItem]) ?? left[place] ?? left.at(-1) ?? box.closest("[tabindex]"))?.focus();
 }
 
 export class Refusal extends Error {
