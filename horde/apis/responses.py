@@ -57,7 +57,7 @@ def write_json_with_standard_library(api: Api) -> None:
             response = build_written_response(data)
             response.status_code = status
         else:
-            body = write_json(data, ensure_ascii=True).encode("ascii")
+            body = write_json(data, ensure_ascii=True).encode()
             response = Response(body, status, content_type=JSON_TYPE)
         if headers:
             response.headers.extend(headers)
