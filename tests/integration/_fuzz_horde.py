@@ -438,6 +438,7 @@ class FuzzHorde:
         with transaction() as session:
             if orphaned := session.scalar(ORPHANED_HOLDS):
                 self.problems.append(f"{orphaned} holds without a request")
+        self._rows = count_rows()  # the audit folds the postings first
 
 
 def build_image_messages(*urls: str) -> list[dict[str, Any]]:
