@@ -304,7 +304,7 @@ def test_a_prompt_over_the_context_faults_the_job(bridge: ScriptedHorde) -> None
 
 def test_the_bridge_counts_a_prompt_as_the_backend_does(bridge: ScriptedHorde) -> None:
     """The largest reply that still fits is served, one token more is not."""
-    messages = [{"role": "user", "content": "the " * 1500}]
+    messages = [{"role": "user", "content": "the " * 1980}]
     served = bridge.ask(messages=messages, max_length=16)
     assert "message" in served
     prompt_tokens = served["prompt_tokens"]
