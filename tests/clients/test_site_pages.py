@@ -56,7 +56,11 @@ def test_an_owner_gives_kudos_and_cancels_a_request(visits: Visits, people: Peop
     page.fill("#transfer-to", "nobody#999999")
     page.press("#transfer-to", "Enter")
     expect(page.locator("#said.problem")).to_be_visible()
-    page.get_by_role("button", name="Cancel request").first.click()
+    cancels = page.locator("#requests button")
+    expect(cancels).not_to_have_count(0)
+    for left in reversed(range(cancels.count())):  # others may have asked before
+        cancels.first.click()
+        expect(cancels).to_have_count(left)
     expect(page.locator("#requests")).to_contain_text("Nothing of yours waits or runs.")
 
 
