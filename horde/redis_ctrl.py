@@ -163,14 +163,19 @@ def ask(database: int, *commands: Command) -> list[Any]:
 
 
 def _converse(client: Redis, database: int, commands: Sequence[Command]) -> list[Any]:
-    connection = _take_connection(client, state.get().resting[database])
+    held = state.get()
+    departures = held.departures
+    connection = _take_connection(client, held.resting[database])
     try:
         connection.send_packed_command(connection.pack_commands(commands))
         answers = [connection.read_response() for _ in commands]
     except BaseException:
         connection.disconnect()  # answers may be on their way that nobody will read
         raise
-    state.get().resting[database].append(connection)
+    if held.departures == departures and held is state.get():
+        held.resting[database].append(connection)
+    else:
+        connection.disconnect()  # it leads to a server that was left meanwhile
     return answers
 
 
@@ -181,7 +186,9 @@ def _take_connection(client: Redis, resting: list[Any]) -> Any:
     try:
         connection = resting.pop()
     except IndexError:
-        return client.connection_pool.make_connection()
+        # Not by the pool, which counts what it makes, and makes no more after the hundredth.
+        pool = client.connection_pool
+        return pool.connection_class(**pool.connection_kwargs)
     try:
         is_stale = connection.can_read()
     except (RedisError, OSError):

@@ -13,6 +13,7 @@ import pytest
 from horde import redis_ctrl
 from horde.config import Config
 from horde.redis_ctrl import RedisUnavailable, ask, cache_db, run_script
+from tests.integration.chat_front import wait_until
 from tests.integration.own_redis import OwnRedis, own_redis
 
 PATIENCE_SECONDS = 60
@@ -61,6 +62,35 @@ def test_a_script_is_sent_again_to_a_server_that_lost_it(redis: OwnRedis) -> Non
     assert run_script(script, ["key"], [1], cache_db) == ["key", "1"]
     redis.run("SCRIPT", "FLUSH")
     assert run_script(script, ["key"], [2], cache_db) == ["key", "2"]
+
+
+def test_however_many_connections_were_lost_another_is_made(redis: OwnRedis) -> None:
+    ask(cache_db, ("SET", "key", "value"))
+    most = redis_ctrl.state.get().clients[cache_db].connection_pool.max_connections
+    for _ in range(most + 1):
+        with pytest.raises(RedisUnavailable):
+            ask(cache_db, ("HGET", "key", "field"))
+    assert ask(cache_db, ("GET", "key")) == ["value"]
+
+
+def test_what_was_asked_while_the_server_was_left_rests_no_more(redis: OwnRedis) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        asking = threads.submit(ask, cache_db, ("BLPOP", "list", 0))
+        wait_until(lambda: "blpop" in str(redis.run("CLIENT", "LIST")) or None)
+        redis_ctrl._leave_server(cache_db, "moved")
+        redis.run("RPUSH", "list", "value")
+        assert asking.result(PATIENCE_SECONDS) == [["list", "value"]]
+    assert count_resting() == 0
+
+
+def test_what_was_asked_before_a_disconnect_does_not_rest_after_it(redis: OwnRedis) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        asking = threads.submit(ask, cache_db, ("BLPOP", "list", 0))
+        wait_until(lambda: "blpop" in str(redis.run("CLIENT", "LIST")) or None)
+        redis_ctrl.connect(Config(database_url="", secret_key="", redis_url=redis.url))
+        redis.run("RPUSH", "list", "value")
+        assert asking.result(PATIENCE_SECONDS) == [["list", "value"]]
+    assert count_resting() == 0
 
 
 def test_threads_get_their_own_answers(redis: OwnRedis) -> None:
