@@ -25,8 +25,8 @@ TESTS = Path(__file__).resolve().parent
 FOLDERS = ("clients", "acceptance", "integration", "unit")
 
 # A busy machine makes examples slow, which says nothing about what is tested. The same examples are
-# drawn at every run, so that a run fails by what was changed; `--hypothesis-profile=exploring` draws
-# others.
+# drawn at every run, so that a run fails by what was changed; others are drawn with
+# `--hypothesis-profile=exploring`.
 settings.register_profile("exploring", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("patient", settings.get_profile("exploring"), derandomize=True)
 settings.load_profile("patient")
