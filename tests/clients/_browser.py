@@ -145,6 +145,7 @@ class Visits:
         scheme: Scheme = "light",
         route: Callable[[Route], None] | None = None,
         clock: bool = False,
+        locale: str = "en-US",
     ) -> Visit:
         """Load a page; a route answers in place of a server. With a clock it begins in the
         ``MORNING``, and the test may stop it at ``NOON``.
@@ -156,7 +157,7 @@ class Visits:
             has_touch=view.is_phone,
             color_scheme=scheme,
             # Else it is the machine's, and that of one without a language is no name of any.
-            locale="en-US",
+            locale=locale,
         )
         context.set_default_timeout(WAIT_MILLISECONDS)
         visit = Visit(context.new_page())

@@ -144,6 +144,16 @@ def wait_for_poll(visit: Visit) -> None:
     wait_until(lambda: visit.page.clock.run_for(6_000) or count_polls(visit) > before)
 
 
+def test_plots_are_drawn_for_a_browser_whose_language_is_none(
+    visits: Visits, people: People
+) -> None:
+    """Browsers take theirs from the machine, and some machines have `en-US@posix`."""
+    key = people.moderator.key
+    visit = open_with_key(visits, people, "/dashboard", key, locale="en-US@posix")
+    expect(visit.page.locator("#plots canvas")).to_have_count(visit.page.locator(".plot").count())
+    expect(visit.page.locator("#plots canvas").first).to_be_visible()
+
+
 @pytest.mark.parametrize("how", ["paused", "hidden"])
 def test_a_dashboard_that_is_paused_or_hidden_asks_for_nothing(
     visits: Visits, people: People, how: str
