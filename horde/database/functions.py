@@ -44,6 +44,7 @@ from horde.hot_session import keep
 from horde.model_reference import get_text_model_multiplier
 from horde.pop_epochs import WORKERS, move_marks
 from horde.redis_ctrl import get_counter, increment_counter
+from horde.runtime import Part
 
 TEXT_WORKER_TYPE = "text_worker"
 WORKERS_EPOCH_KEY = "horde:text_workers:epoch"
@@ -106,7 +107,7 @@ class TextWorkerBounds:
 
 
 class _WorkersCopy:
-    """The online workers as this process last read them; valid while the shared epoch stands
+    """The online workers as this runtime last read them; valid while the shared epoch stands
     still.
     """
 
@@ -117,7 +118,7 @@ class _WorkersCopy:
         self.made = float("-inf")
 
 
-_copy = _WorkersCopy()
+_copy: Part[_WorkersCopy] = Part(_WorkersCopy)
 
 
 def note_text_workers_changed() -> None:
@@ -126,9 +127,9 @@ def note_text_workers_changed() -> None:
     Whatever decides it calls this after its commit: a worker that comes, leaves or is deleted, its
     maintenance and pause, what it offers and declares, its speed, and the roles of its owner.
     """
-    _copy.made = float("-inf")
+    _copy.get().made = float("-inf")
     if get_counter(WORKERS_EPOCH_KEY) is None:
-        _verdicts.forget()
+        _verdicts.get().forget()
     increment_counter(WORKERS_EPOCH_KEY)
     move_marks([WORKERS])
 
@@ -220,17 +221,18 @@ def get_online_text_workers(session: Session, now: datetime) -> tuple[OnlineText
     Workers that change raise a counter on Redis, so that a process never answers from before the
     change; without Redis every call reads. Speeds, which drift slowly, may be a few seconds old.
     """
+    copy = _copy.get()
     epoch = get_counter(WORKERS_EPOCH_KEY)
     if (
         epoch is not None
-        and epoch == _copy.epoch
-        and time.monotonic() - _copy.made < WORKERS_COPY_SECONDS
+        and epoch == copy.epoch
+        and time.monotonic() - copy.made < WORKERS_COPY_SECONDS
     ):
-        return _copy.workers
-    with _copy.lock:
-        _copy.workers = list_online_text_workers(session, now)
-        _copy.epoch, _copy.made = epoch, time.monotonic()
-        return _copy.workers
+        return copy.workers
+    with copy.lock:
+        copy.workers = list_online_text_workers(session, now)
+        copy.epoch, copy.made = epoch, time.monotonic()
+        return copy.workers
 
 
 def get_highest_text_worker_limits(
@@ -408,7 +410,7 @@ class _Verdicts:
             self._by_request.clear()
 
 
-_verdicts = _Verdicts()
+_verdicts: Part[_Verdicts] = Part(_Verdicts)
 
 
 def remember_availability(
@@ -420,14 +422,14 @@ def remember_availability(
     up on the first no.
     """
     if availability.workers:
-        _remember(wp_id, needs, availability, _copy.epoch)
+        _remember(wp_id, needs, availability, _copy.get().epoch)
 
 
 def _remember(
     wp_id: UUID, needs: RequestNeeds, availability: WorkerAvailability, epoch: int | None
 ) -> None:
     verdict = _Verdict(needs=needs, availability=availability, epoch=epoch, made=time.monotonic())
-    _verdicts.remember(wp_id, verdict)
+    _verdicts.get().remember(wp_id, verdict)
 
 
 def get_stored_request_availability(
@@ -438,7 +440,7 @@ def get_stored_request_availability(
     """
     # Before the workers are read: a change meanwhile ends what is read now.
     epoch = get_counter(WORKERS_EPOCH_KEY)
-    known = _verdicts.find(wp_id)
+    known = _verdicts.get().find(wp_id)
     if known is not None and known.stands(epoch, now):
         return known.availability
     needs = find_request_needs(session, wp_id) if known is None else known.needs
@@ -452,10 +454,11 @@ def get_stored_request_availability(
 
 
 def forget_cached_availability() -> None:
-    """Drop every copy this process keeps of workers and verdicts."""
-    _copy.made = float("-inf")
-    _copy.epoch = None
-    _verdicts.forget()
+    """Drop every copy this runtime keeps of workers and verdicts."""
+    copy = _copy.get()
+    copy.made = float("-inf")
+    copy.epoch = None
+    _verdicts.get().forget()
 
 
 def estimate_wait_for_new_request(session: Session, availability: WorkerAvailability) -> int | None:

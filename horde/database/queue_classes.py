@@ -54,7 +54,7 @@ class _NeedsOfClasses:
                 self._needs.popitem(last=False)
 
 
-_needs_of_classes = _NeedsOfClasses()
+_needs_of_classes: Part[_NeedsOfClasses] = Part(_NeedsOfClasses)
 
 
 def is_live(request: Any) -> ColumnElement[bool]:
@@ -129,11 +129,12 @@ class ClassLook:
 
 def get_needs_of_classes(session: Session, queue_classes: Sequence[int]) -> dict[int, RequestNeeds]:
     """The needs of each class, read from one of its requests the first time a process meets it."""
-    known = _needs_of_classes.find(queue_classes)
+    held = _needs_of_classes.get()
+    known = held.find(queue_classes)
     unknown = [number for number in queue_classes if number not in known]
     if unknown:
         read = _read_needs_of_classes(session, unknown)
-        _needs_of_classes.remember(read)
+        held.remember(read)
         known |= read
     return known
 

@@ -159,7 +159,7 @@ def publish_queue(rows: list[QueueRow]) -> None:
 
 
 class _Copy:
-    """The process's own copy."""
+    """The runtime's own copy."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -170,26 +170,27 @@ class _Copy:
         self.snapshot = None
 
 
-_copy = _Copy()
+_copy: Part[_Copy] = Part(_Copy)
 
 
 def get_queue_snapshot(session: Session) -> QueueSnapshot:
     """The queue as it stood at most a second ago: this process's copy, else the shared one, else
     one read of the table.
     """
-    snapshot = _copy.snapshot
-    if snapshot is not None and time.monotonic() - _copy.made < COPY_SECONDS:
+    copy = _copy.get()
+    snapshot = copy.snapshot
+    if snapshot is not None and time.monotonic() - copy.made < COPY_SECONDS:
         return snapshot
-    with _copy.lock:
-        if _copy.snapshot is None or time.monotonic() - _copy.made >= COPY_SECONDS:
-            _copy.snapshot = build_queue_snapshot(_read_rows(session))
-            _copy.made = time.monotonic()
-        return _copy.snapshot
+    with copy.lock:
+        if copy.snapshot is None or time.monotonic() - copy.made >= COPY_SECONDS:
+            copy.snapshot = build_queue_snapshot(_read_rows(session))
+            copy.made = time.monotonic()
+        return copy.snapshot
 
 
 def forget_queue_snapshot() -> None:
-    """Drop the process's copy."""
-    _copy.forget()
+    """Drop the runtime's copy."""
+    _copy.get().forget()
 
 
 def _read_rows(session: Session) -> Iterable[Any]:

@@ -15,7 +15,7 @@ from horde import db, r2, redis_ctrl
 from horde.app import create_app
 from horde.clock import utcnow
 from horde.config import Config
-from horde.database import users
+from horde.database import text_queue, users
 from horde.database.migrate import migrate
 from horde.runtime import Runtime
 from tests.integration.own_redis import own_redis
@@ -94,12 +94,32 @@ def test_a_mode_of_one_is_none_of_the_other(served: tuple[Served, Served]) -> No
     one, two = served
     for each in served:  # both remember the modes
         assert each.client.get("/api/v2/status/modes").json["maintenance_mode"] is False
-    answer = one.client.put(
-        "/api/v2/status/modes", json={"maintenance_mode": True}, headers={"apikey": one.key}
-    )
-    assert answer.status_code == 200, answer.json
-    assert one.client.get("/api/v2/status/modes").json["maintenance_mode"] is True
-    assert two.client.get("/api/v2/status/modes").json["maintenance_mode"] is False
+    for is_on in (True, False):
+        answer = one.client.put(
+            "/api/v2/status/modes", json={"maintenance_mode": is_on}, headers={"apikey": one.key}
+        )
+        assert answer.status_code == 200, answer.json
+        assert one.client.get("/api/v2/status/modes").json["maintenance_mode"] is is_on
+        assert two.client.get("/api/v2/status/modes").json["maintenance_mode"] is False
+
+
+def test_the_queue_of_one_is_none_of_the_other(
+    served: tuple[Served, Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_queue, "COPY_SECONDS", 3600.0)  # what is kept is kept for the test
+    one, two = served
+    body = {"prompt": "Hello", "models": ["nobody-serves-it"], "params": {"max_length": 16}}
+    asked = one.client.post("/api/v2/generate/text/async", json=body, headers={"apikey": one.key})
+    assert asked.status_code == 202, asked.json
+
+    def list_waiting(each: Served) -> list[str]:
+        with each.runtime.entered(), db.transaction() as session:
+            return list(text_queue.get_queue_snapshot(session).places)
+
+    with one.runtime.entered():
+        text_queue.forget_queue_snapshot()
+    assert list_waiting(one) == [asked.json["id"]]  # type: ignore[index]
+    assert list_waiting(two) == []
 
 
 def test_the_limits_of_one_are_none_of_the_other(served: tuple[Served, Served]) -> None:

@@ -7,6 +7,7 @@ import ast
 import re
 import tomllib
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 import pytest
@@ -217,6 +218,116 @@ def test_the_table_of_layers_is_that_of_the_imports() -> None:
     rows = [set(re.findall(r"`(\w+)`", line.split(" | ")[0])) for line in table.splitlines()[2:]]
     assert rows[:-1] == layers[:-1]
     assert rows[-1] <= layers[-1]  # small modules, of which it names some
+
+
+# Bounds of the machine, which are one for the process whatever runs in it, and what modules
+# declare when they are imported, which no configuration changes.
+MODULE_STATE = {
+    ("classes/kobold/reply_schema.py", "_pool"),  # helper processes
+    ("hot_session.py", "_kept"),  # statements, compiled once
+    ("image.py", "_decoders"),  # helper processes
+    ("metrics.py", "DECLARATIONS"),
+    ("metrics.py", "_gauge_sources"),  # the meter is the process's; the last one set is read
+    ("outbound.py", "_resolving"),  # names looked up at a time
+}
+HOLDERS = frozenset(
+    {"Condition", "Counter", "Event", "Lock", "RLock", "BoundedSemaphore", "Semaphore", "local"}
+    | {"Thread", "ThreadPoolExecutor", "WeakKeyDictionary", "WeakSet", "WeakValueDictionary"}
+    | {"OrderedDict", "bytearray", "count", "cycle", "defaultdict", "deque", "dict", "list", "set"}
+)
+# What they hold belongs to the runtime.
+DECLARED = frozenset({"Part", "SharedAnswers", "TimedCache"})
+
+
+def is_changing(made: ast.ClassDef) -> bool:
+    """Whether an object of a class is one whose attributes are set after it was made."""
+    decorators = [ast.unparse(decorator) for decorator in made.decorator_list]
+    if any("dataclass" in decorator for decorator in decorators):
+        return not any("frozen=True" in decorator for decorator in decorators)
+    return any(
+        isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+        for node in ast.walk(made)
+    )
+
+
+def list_classes(module: ast.Module, *, changing: bool) -> set[str]:
+    """The names of a module's classes whose objects change, or of those whose objects do not."""
+    classes = [node for node in ast.walk(module) if isinstance(node, ast.ClassDef)]
+    return {made.name for made in classes if is_changing(made) == changing}
+
+
+CHANGING = HOLDERS.union(*(list_classes(module, changing=True) for _, module in MODULES)) - DECLARED
+
+
+def holds_state(target: ast.expr, value: ast.expr, holders: AbstractSet[str]) -> bool:
+    """Whether a module's assignment makes something that is changed later: an object that holds
+    state, an empty collection, or one that is not named as a constant.
+    """
+    if isinstance(value, ast.Call):
+        called = value.func.value if isinstance(value.func, ast.Subscript) else value.func
+        return getattr(called, "id", getattr(called, "attr", "")) in holders
+    if isinstance(value, ast.Dict | ast.List | ast.Set | ast.DictComp | ast.ListComp | ast.SetComp):
+        is_empty = not ast.unparse(value).strip("{}[]")
+        return is_empty or not ast.unparse(target).isupper()
+    return False
+
+
+def test_a_module_holds_no_state_but_in_parts_of_a_runtime() -> None:
+    """Two applications of one process would share it otherwise, whatever their configurations."""
+    assert {"HelperPool", "_NeedsOfClasses", "_SeenQueue"} <= CHANGING
+    held = {
+        (path, ast.unparse(target))
+        for path, module in MODULES
+        for node in module.body
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if holds_state(target, node.value, CHANGING - list_classes(module, changing=False))
+    }
+    assert held == MODULE_STATE
+    rebound = {
+        path
+        for path, module in MODULES
+        for node in ast.walk(module)
+        if isinstance(node, ast.Global)
+    }
+    assert rebound == set()
+
+
+# `functools.cache` at a module keeps what its arguments alone decide: statements by the names of
+# their columns, parsed texts, what files of the project say.
+MEMOS = {
+    ("apis/requests.py", "_parse_short_address"),
+    ("database/check_ins.py", "build_worker_update"),
+    ("database/moderation.py", "_list_plain_letters"),
+    ("database/moderation.py", "list_nsfw_model_rules"),
+    ("database/settlements.py", "_build_reply_of_fake"),
+    ("database/text_requests.py", "_build_insert"),
+    ("hot_session.py", "keep_insert"),
+    ("ip_subject.py", "build_ip_subject"),
+    ("limiter.py", "_parse_limits"),
+    ("oai/mapping.py", "build_system_fingerprint"),
+    ("outbound.py", "_get_tls_context"),
+    ("redis_ctrl.py", "_name_script"),
+    ("settings.py", "_build_reader"),
+    ("settings.py", "describe_settings"),
+}
+
+
+def test_what_a_module_remembers_of_calls_is_decided_by_their_arguments() -> None:
+    remembered = {
+        (path, node.name)
+        for path, module in MODULES
+        for node in module.body
+        if isinstance(node, ast.FunctionDef)
+        and any(
+            re.match(r"(functools\.)?(lru_)?cache\b", ast.unparse(decorator))
+            for decorator in node.decorator_list
+        )
+    }
+    assert remembered == MEMOS
 
 
 def test_every_file_that_the_way_of_a_request_names_exists() -> None:
