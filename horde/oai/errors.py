@@ -21,6 +21,7 @@ from horde.return_codes import ReturnCode
 NO_RETRY: Final[Mapping[str, str]] = MappingProxyType({"x-should-retry": "false"})
 MAINTENANCE_RETRY_SECONDS: Final = 60
 MAX_PARAM_CHARACTERS: Final = 256  # a refused key may be megabytes long; the answer is not
+MAX_MESSAGE_CHARACTERS: Final = 4096  # the same of a message, which may quote several
 
 _TYPES_BY_STATUS: Final[Mapping[int, str]] = MappingProxyType(
     {
@@ -101,7 +102,10 @@ class FrontFailure(Exception):
 
 
 class RequestRefused(FrontFailure):
-    """The call as sent can never be served: found by the front, before anything was submitted."""
+    """The call as sent can never be served: found by the front, before anything was submitted.
+
+    What it quotes of the call is shortened, since the client may have sent megabytes.
+    """
 
     def __init__(
         self,
@@ -113,9 +117,11 @@ class RequestRefused(FrontFailure):
         metadata: Mapping[str, object] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(message)
-        self.code, self.message, self.param, self.status = code, message, param, status
+        self.code, self.status = code, status
+        self.message = _shorten(message, MAX_MESSAGE_CHARACTERS)
+        self.param = None if param is None else shorten_param(param)
         self.metadata, self.headers = metadata or {}, headers or {}
+        super().__init__(self.message)
 
 
 class NativeRefused(FrontFailure):
@@ -207,7 +213,7 @@ def build_contract_refusal(refused: ChatRequestRefused) -> RequestRefused:
         code = "too_many_images"
     if refused.kind is RefusalKind.SCHEMA and param == "response_format":
         code = "invalid_json_schema"
-    return RequestRefused(code, refused.detail, shorten_param(param))
+    return RequestRefused(code, refused.detail, param)
 
 
 def locate_names(message: str, locate: Callable[[str], str]) -> str:
@@ -217,7 +223,11 @@ def locate_names(message: str, locate: Callable[[str], str]) -> str:
 
 def shorten_param(param: str) -> str:
     """A parameter that fits into an answer, whatever was sent as a key."""
-    return param if len(param) <= MAX_PARAM_CHARACTERS else f"{param[:MAX_PARAM_CHARACTERS]}…"
+    return _shorten(param, MAX_PARAM_CHARACTERS)
+
+
+def _shorten(text: str, limit_characters: int) -> str:
+    return text if len(text) <= limit_characters else f"{text[:limit_characters]}…"
 
 
 # --- refusals of the native API

@@ -14,7 +14,7 @@ from horde.oai.leniency import CACHE_HINT
 
 def refuse(path: str, message: str, code: str = "invalid_value") -> RequestRefused:
     """400 of a value, whose path the message will begin with."""
-    return RequestRefused(code, message, shorten_param(path))
+    return RequestRefused(code, message, path)
 
 
 def missing(path: str) -> RequestRefused:

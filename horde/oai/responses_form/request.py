@@ -23,7 +23,7 @@ from horde.chat_contract import (
     parse_horde_options,
 )
 from horde.json_text import JsonObject
-from horde.oai.errors import RequestRefused, build_contract_refusal, locate_names, shorten_param
+from horde.oai.errors import RequestRefused, build_contract_refusal, locate_names
 from horde.oai.forms import ChatAnswer
 from horde.oai.leniency import ECHOED_MESSAGES
 from horde.oai.responses_form.conversation import build_conversation
@@ -198,7 +198,7 @@ class ResponsesRequest:
         if refused.code == "invalid_json_schema":
             param = "text.format.schema"
         elif param is not None:
-            param = shorten_param(self.locate(param))
+            param = self.locate(param)
         message = locate_names(refused.message, self.locate)
         return RequestRefused(refused.code, message, param)
 
