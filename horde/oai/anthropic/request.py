@@ -35,13 +35,11 @@ from horde.oai.readers import read_keys
 
 _MESSAGE_PATH: Final = re.compile(r"messages\[(\d{1,9})\].*", re.DOTALL)
 _TOOL_PATH: Final = re.compile(r"tools\[(\d{1,9})\](.*)", re.DOTALL)
+_FORMAT: Final = "response_format"
 _PATHS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "stop": "stop_sequences",
         "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
-        "response_format": "output_config.format",
-        "response_format.json_schema": "output_config.format",
-        "response_format.json_schema.schema": "output_config.format.schema",
         "reasoning_effort": "thinking",
     }
 )
@@ -53,7 +51,7 @@ class MessagesRequest:
 
     `native_body` is submitted once its model was looked up. `model` is the name the client sent,
     which its answer repeats. `max_tokens` is what was sent: at 0 nothing is to be generated.
-    `front_id` is the front's own name of the call.
+    `format_path` is the key that the format came from, `front_id` the front's own name of the call.
     """
 
     native_body: JsonObject
@@ -68,6 +66,7 @@ class MessagesRequest:
     estimated_prompt_tokens: int
     max_tokens: int
     dropped_hints: list[str]
+    format_path: str
     front_id: str = field(default="", init=False)
 
     @property
@@ -77,7 +76,7 @@ class MessagesRequest:
 
     def locate(self, param: str) -> str:
         """The client's path of what the horde calls `param`."""
-        return _locate(param, self.origins, self.tools.origins)
+        return _locate(param, self.format_path, self.origins, self.tools.origins)
 
     @classmethod
     def parse(cls, body: object, context_fit: ChatContextFit) -> Self:
@@ -106,7 +105,8 @@ class MessagesRequest:
             history = parse_history(system, read["messages"], is_estimate=is_estimate)
             return cls._build(read, history, context_fit)
         except ChatRequestRefused as refused:
-            raise _relocate(build_contract_refusal(refused)) from None
+            path = _find_format_path(body if isinstance(body, dict) else {})
+            raise _relocate(build_contract_refusal(refused), path) from None
 
     @classmethod
     def _build(cls, read: ReadKeys, history: History, context_fit: ChatContextFit) -> Self:
@@ -139,6 +139,7 @@ class MessagesRequest:
             origins=history.origins,
             estimated_prompt_tokens=max(estimate + _count_refused(history, tools), 1),
             max_tokens=max_tokens,
+            format_path=_find_format_path(read),
             dropped_hints=[
                 *config.get("hints", ()),
                 *read.get("context_management", ()),
@@ -161,7 +162,7 @@ def _build_controls(read: ReadKeys, tools: ToolSet) -> JsonObject:
     """
     controls: JsonObject = {"tools": tools.tools} if tools.tools else {}
     if "tool_choice" in read:
-        controls |= build_choice(read["tool_choice"], tools.tools)
+        controls |= build_choice(read["tool_choice"], tools)
     config = read.get("output_config", OutputConfig())
     output = config.get("format") or read.get("output_format")
     check_tool_spec_size(tools.tools, controls.get("tool_choice"), output)
@@ -181,7 +182,14 @@ def _count_refused(history: History, tools: ToolSet) -> int:
 # ------------------------------------------------------------------------------------------------
 
 
-def _locate(param: str, message_origins: list[str], tool_origins: list[int]) -> str:
+def _find_format_path(keys: Mapping[str, object]) -> str:
+    """The key under which a client sends the format; an older one has that name of its own."""
+    return "output_config.format" if keys.get("output_format") is None else "output_format"
+
+
+def _locate(
+    param: str, format_path: str, message_origins: list[str], tool_origins: list[int]
+) -> str:
     if found := _MESSAGE_PATH.fullmatch(param):
         index = int(found[1])
         return message_origins[index] if index < len(message_origins) else "messages"
@@ -191,16 +199,18 @@ def _locate(param: str, message_origins: list[str], tool_origins: list[int]) -> 
         return f"tools.{place}{rest.replace('.parameters', '.input_schema', 1)}"
     if param.startswith("models["):
         return "model"
+    if param == _FORMAT or param.startswith(f"{_FORMAT}."):
+        return format_path + param.removeprefix(_FORMAT).removeprefix(".json_schema")
     return _PATHS.get(param, param)
 
 
-def _relocate(refused: RequestRefused) -> RequestRefused:
+def _relocate(refused: RequestRefused, format_path: str) -> RequestRefused:
     """A refusal of the shared validation in this form's own names."""
     if refused.param is None:
         return refused
 
     def locate(param: str) -> str:
-        return _locate(param, [], [])
+        return _locate(param, format_path, [], [])
 
     message = locate_names(refused.message, locate)
     return RequestRefused(refused.code, message, locate(refused.param), status=refused.status)

@@ -7,7 +7,7 @@ Source: docs/reference/front_messages.md, "Tools".
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -39,10 +39,7 @@ _OLDEST_EDITOR: Final = "text_editor_20241022"
 _SEARCH: Final = re.compile(r"tool_search_tool_\w+")
 _SERVER: Final = re.compile(r"(?:web_search|web_fetch|code_execution)_\w+")
 _HINTS: Final = ("eager_input_streaming", "defer_loading", "allowed_callers")
-_CUSTOM_KEYS: Final = (
-    *("type", "name", "description", "input_schema", "strict", "input_examples"),
-    *_HINTS,
-)
+_COMMON_KEYS: Final = ("type", "name", "strict", "input_examples", *_HINTS)
 _BASH_SCHEMA: Final[JsonSchema] = {
     "type": "object",
     "properties": {
@@ -58,7 +55,7 @@ _CHOICES: Final[Mapping[str, str]] = {"auto": "auto", "any": "required", "none":
 class ToolSet:
     """The tools of a request. `origins` are the client's places of the tools that are kept, `names`
     the client's names of those that were shortened. `refused_characters` is the size of what an
-    estimate counts though it would be refused.
+    estimate counts though it would be refused, `refused_names` are the names of that.
     """
 
     tools: list[Tool] = field(default_factory=list)
@@ -66,6 +63,7 @@ class ToolSet:
     names: dict[str, str] = field(default_factory=dict)
     dropped_hints: list[str] = field(default_factory=list)
     refused_characters: int = 0
+    refused_names: set[str] = field(default_factory=set)
 
 
 class _RunsElsewhere(Exception):
@@ -97,6 +95,8 @@ def parse_tool_set(value: object, *, is_estimate: bool) -> ToolSet:
             if not is_estimate:
                 raise unsupported(f"{path}.type", str(refusal)) from None
             tool_set.refused_characters += len(json.dumps(tool))
+            if isinstance(refused_name := tool.get("name"), str):
+                tool_set.refused_names.add(refused_name)
             continue
         if function is None:
             continue
@@ -123,8 +123,8 @@ def _build_function(tool: JsonObject, path: str) -> Function | None:
     if kind == "custom":
         return _build_custom(tool, path)
     if _BASH.fullmatch(kind):
-        check_members(tool, ("type", "name", *_HINTS), path)
-        return {"name": "bash", "description": "Runs a shell command.", "parameters": _BASH_SCHEMA}
+        check_members(tool, _COMMON_KEYS, path)
+        return _complete(tool, path, "bash", _BASH_SCHEMA, "Runs a shell command.")
     if _EDITOR.fullmatch(kind):
         return _build_editor(tool, kind, path)
     if _SEARCH.fullmatch(kind):
@@ -152,15 +152,23 @@ def _check_tools(tool_set: ToolSet) -> None:
 
 
 def _build_custom(tool: JsonObject, path: str) -> Function:
-    check_members(tool, _CUSTOM_KEYS, path)
-    _check_callers(tool, path)
+    check_members(tool, (*_COMMON_KEYS, "description", "input_schema"), path)
     schema = require_object(tool.get("input_schema"), f"{path}.input_schema")
     if schema.get("type") != "object":
         raise refuse(f"{path}.input_schema", "the type of a tool's schema has to be 'object'")
-    function: Function = {"name": _require_name(tool, path), "parameters": schema}
-    lines = []
-    if tool.get("description") is not None:
-        lines.append(require_string(tool["description"], f"{path}.description"))
+    name, description = _require_name(tool, path), tool.get("description")
+    if description is not None:
+        description = require_string(description, f"{path}.description")
+    return _complete(tool, path, name, schema, description)
+
+
+def _complete(
+    tool: JsonObject, path: str, name: str, schema: JsonSchema, description: str | None
+) -> Function:
+    """A function with what any tool of the client may say beside its name and schema."""
+    _check_callers(tool, path)
+    function: Function = {"name": name, "parameters": schema}
+    lines = [] if description is None else [description]
     if tool.get("input_examples") is not None:
         examples = require_list(tool["input_examples"], f"{path}.input_examples")
         lines += [
@@ -178,7 +186,7 @@ def _build_custom(tool: JsonObject, path: str) -> Function:
 
 
 def _build_editor(tool: JsonObject, kind: str, path: str) -> Function:
-    check_members(tool, ("type", "name", "max_characters", *_HINTS), path)
+    check_members(tool, (*_COMMON_KEYS, "max_characters"), path)
     commands = [*_EDITOR_COMMANDS, *(["undo_edit"] if kind == _OLDEST_EDITOR else [])]
     text = {"type": "string"}
     line_range = {"type": "array", "items": {"type": "integer"}}
@@ -197,11 +205,7 @@ def _build_editor(tool: JsonObject, kind: str, path: str) -> Function:
         "required": ["command", "path"],
     }
     description = "Views, creates and edits text files."
-    return {
-        "name": _require_name(tool, path),
-        "description": description,
-        "parameters": schema,
-    }
+    return _complete(tool, path, _require_name(tool, path), schema, description)
 
 
 def _require_name(tool: JsonObject, path: str) -> str:
@@ -251,9 +255,13 @@ def parse_choice(value: object) -> Choice:
     return Choice(kind, name, bool(is_single))
 
 
-def build_choice(choice: Choice, tools: Sequence[Tool]) -> JsonObject:
-    """The keys of a chat request for a choice among these tools. Raises RequestRefused."""
-    if not tools:
+def build_choice(choice: Choice, tool_set: ToolSet) -> JsonObject:
+    """The keys of a chat request for a choice among these tools; none for one that an estimate only
+    counts. Raises RequestRefused.
+    """
+    if choice.name in tool_set.refused_names:
+        return {}
+    if not tool_set.tools and not tool_set.refused_characters:
         if choice.kind in ("any", "tool"):
             message = "a tool can be required only where 'tools' are sent"
             raise refuse("tool_choice", message, "conflicting_parameters")
@@ -263,7 +271,7 @@ def build_choice(choice: Choice, tools: Sequence[Tool]) -> JsonObject:
         sent = _CHOICES[choice.kind]
     else:
         name = shorten_name(choice.name)
-        if all(tool["function"]["name"] != name for tool in tools):
+        if all(tool["function"]["name"] != name for tool in tool_set.tools):
             message = f"Tool '{show(choice.name)}' not found in provided tools"
             raise refuse("tool_choice.name", message)
         sent = {"type": "function", "function": {"name": name}}

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """The body of a message as a chat request: what a test with a worker cannot see."""
 
+from typing import Any
+
 import pytest
 
 from horde.chat_contract import ChatContextFit
@@ -8,6 +10,11 @@ from horde.oai.anthropic.request import MessagesRequest
 from horde.oai.errors import RequestRefused
 from horde.setting_kinds import CONTEXT_FITS
 from tests.integration.messages_front import TOOL, build_message
+
+
+def get_functions(request: MessagesRequest) -> list[dict[str, Any]]:
+    tools: Any = request.native_body["tools"]
+    return [tool["function"] for tool in tools]
 
 
 def parse(**changes: object) -> MessagesRequest:
@@ -76,3 +83,60 @@ def test_an_image_costs_what_the_horde_takes_for_one() -> None:
     content = [{"type": "text", "text": "Name one colour."}, image]
     both = parse(messages=[{"role": "user", "content": content}]).estimated_prompt_tokens
     assert 512 <= both - plain <= 516
+
+
+def nest(levels: int) -> dict[str, object]:
+    schema: dict[str, object] = {"type": "object"}
+    for _ in range(levels):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+@pytest.mark.parametrize("key", ["output_format", "output_config.format"])
+def test_a_format_is_named_by_the_key_it_came_in(key: str) -> None:
+    def build(schema: object) -> dict[str, object]:
+        form = {"type": "json_schema", "schema": schema}
+        return {key: form} if key == "output_format" else {"output_config": {"format": form}}
+
+    assert parse(**build({})).locate("response_format") == key
+    with pytest.raises(RequestRefused) as raised:
+        parse(**build(nest(20)))
+    assert raised.value.param == f"{key}.schema"
+    assert f"'{key}.schema'" in raised.value.message
+
+
+BASH = {"type": "bash_20250124", "name": "bash"}
+EDITOR = {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool"}
+
+
+@pytest.mark.parametrize("tool", [BASH, EDITOR, TOOL], ids=["bash", "editor", "custom"])
+def test_any_tool_of_the_client_may_say_the_same(tool: dict[str, object]) -> None:
+    [plain] = get_functions(parse(tools=[tool]))
+    example = {"command": "view", "path": "a"}
+    hints = {"strict": True, "input_examples": [example], "allowed_callers": ["direct"]}
+    request = parse(tools=[tool | hints])
+    [function] = get_functions(request)
+    line = '{"command":"view","path":"a"}'
+    assert function == plain | {"description": f"{plain['description']}\n{line}"}
+    assert request.dropped_hints == ["tools.0.strict"]
+    with pytest.raises(RequestRefused) as raised:
+        parse(tools=[tool | {"allowed_callers": ["code_execution_20250825"]}])
+    assert raised.value.param == "tools.0.allowed_callers"
+
+
+SEARCH = {"type": "web_search_20250305", "name": "web_search"}
+
+
+@pytest.mark.parametrize("tools", [[SEARCH], [SEARCH, TOOL]])
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "web_search"}])
+def test_a_count_takes_the_choice_of_a_tool_that_it_only_counts(
+    tools: list[object], choice: dict[str, object]
+) -> None:
+    body = build_message(tools=tools, tool_choice=choice)
+    counted = MessagesRequest.parse_for_estimate(body).estimated_prompt_tokens
+    without = build_message(tools=tools)
+    assert counted == MessagesRequest.parse_for_estimate(without).estimated_prompt_tokens
+    for tool_set in (tools, []):
+        body = build_message(tools=tool_set, tool_choice={"type": "tool", "name": "another"})
+        with pytest.raises(RequestRefused):
+            MessagesRequest.parse_for_estimate(body)
