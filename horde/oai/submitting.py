@@ -14,7 +14,7 @@ from horde.chat_contract import ChatAvailabilityMode
 from horde.json_text import JsonObject
 from horde.oai.bodies import write_native_body
 from horde.oai.callers import choose_operation_key
-from horde.oai.calls import Calls, OpenCall
+from horde.oai.calls import Calls, OpenCall, finish_even_if_cancelled
 from horde.oai.forms import ChatFormRequest
 from horde.oai.mapping import CompletedReply, parse_completed_reply
 from horde.oai.native import CHAT, Caller, Submitted
@@ -62,7 +62,8 @@ async def submit_chat(
     longest = await _find_longest(calls, call, caller, wait)
     if longest is None or longest < MIN_CHAT_MAX_TOKENS:
         return submitted, wait
-    await wait.cancel()
+    if not await finish_even_if_cancelled(wait.withdraw()):
+        return submitted, wait
     call.waits.remove(wait)
     head["max_tokens"] = longest
     head["horde"] = options | {"operation_key": str(uuid4())}

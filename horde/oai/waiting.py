@@ -290,15 +290,27 @@ class RequestWait[R]:
         if self.is_over:
             return None
         self.is_over = True
+        status = await self._end()
+        return None if status is None else self._parse_reply(status)
+
+    async def withdraw(self) -> bool:
+        """End the request, so that another can take its place; False when it may go on, or has its
+        reply already: it can be waited for as before.
+        """
+        status = await self._end()
+        self.is_over = status is not None and self._parse_reply(status) is None
+        return self.is_over
+
+    async def _end(self) -> Mapping[str, object] | None:
+        """The last status of the request; None when it could not be ended."""
         try:
-            status = await self._native.cancel(self.request_id, self._caller, self._family)
+            return await self._native.cancel(self.request_id, self._caller, self._family)
         except (NativeBusy, NativeGone, NativeUnavailable) as error:
             logger.warning(
                 "horde.oai.cancel_failed",
                 extra={"native_id": self.request_id, "error_class": type(error).__name__},
             )
             return None
-        return self._parse_reply(status)
 
     def abort(self, kind: WaitFailure) -> None:
         """Make a running `wait_for_reply` give up, from another task."""

@@ -3,17 +3,24 @@
 or their replies short.
 """
 
-from collections.abc import Iterator
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 from uuid import uuid4
 
+import httpx
 import pytest
 
 from devtools.services import ServiceAddresses
 from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
 from horde.db import transaction
+from horde.oai.calls import Calls
+from horde.oai.native import NativeClient, NativeUnavailable
 from tests.integration._fake_chat_worker import MODEL, Body, start_anew
-from tests.integration.chat_front import PATIENCE_SECONDS, FrontStack, run_front_stack
+from tests.integration.chat_front import PATIENCE_SECONDS, FrontStack, run_front_stack, wait_until
 from tests.integration.text_horde import change_worker
 
 # What a client of each form sends that leaves the length to the horde.
@@ -127,3 +134,83 @@ def test_nobody_there_costs_no_second_request(stack: FrontStack) -> None:
     answer = post(stack, "/v1/responses").result(PATIENCE_SECONDS)
     assert answer.status_code in {404, 503}, answer.text
     assert count_requests()[0] <= 1
+
+
+def before_cancels(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
+    """Let the front do this in a thread before each cancel that it sends."""
+    cancel = NativeClient.cancel
+
+    async def act_and_cancel(*words: Any) -> Any:
+        await asyncio.to_thread(act)
+        return await cancel(*words)
+
+    monkeypatch.setattr(NativeClient, "cancel", act_and_cancel)
+
+
+def test_what_cannot_be_cancelled_is_not_queued_again(
+    stack: FrontStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_tried = threading.Event()
+
+    def fail() -> None:
+        is_tried.set()
+        raise NativeUnavailable("away")
+
+    before_cancels(monkeypatch, fail)
+    stack.horde.take_nothing()
+    change_worker("chat worker", speed=SLOW)
+    waiting = post(stack, "/v1/responses")
+    assert is_tried.wait(PATIENCE_SECONDS)
+    change_worker("chat worker", speed=1000.0)
+    assert stack.horde.reply(stack.await_job()["id"], "Blue.").status_code == 200
+    answer = waiting.result(PATIENCE_SECONDS)
+    assert answer.status_code == 200, answer.text
+    assert "Blue." in answer.text
+    assert count_requests() == (1, 0)
+
+
+def test_a_reply_that_comes_before_the_cancel_is_delivered(
+    stack: FrontStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def serve_it() -> None:
+        change_worker("chat worker", speed=1000.0)
+        assert stack.horde.reply(stack.await_job()["id"], "Blue.").status_code == 200
+
+    before_cancels(monkeypatch, serve_it)
+    stack.horde.take_nothing()
+    change_worker("chat worker", speed=SLOW)
+    answer = post(stack, "/v1/responses").result(PATIENCE_SECONDS)
+    assert answer.status_code == 200, answer.text
+    assert "Blue." in answer.text
+    assert count_requests() == (1, 0)
+
+
+def test_a_client_that_leaves_while_its_request_is_shortened_leaves_nothing(
+    stack: FrontStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_cancelling, is_client_gone = threading.Event(), threading.Event()
+    abandon = Calls._abandon
+
+    def wait_until_client_is_gone() -> None:
+        is_cancelling.set()
+        assert is_client_gone.wait(PATIENCE_SECONDS)
+
+    async def tell_and_abandon(*words: Any) -> None:
+        is_client_gone.set()
+        await abandon(*words)
+
+    before_cancels(monkeypatch, wait_until_client_is_gone)
+    monkeypatch.setattr(Calls, "_abandon", tell_and_abandon)
+    stack.horde.take_nothing()
+    change_worker("chat worker", speed=SLOW)
+    path = "/v1/chat/completions"
+    body = json.dumps({"model": MODEL, **OPEN[path]})
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: front\r\ncontent-type: application/json\r\n"
+        f"authorization: Bearer {stack.horde.requester_key}\r\ncontent-length: {len(body)}\r\n"
+    )
+    url = httpx.URL(stack.url)
+    with socket.create_connection((url.host, url.port or 80)) as client:
+        client.sendall(f"{head}\r\n{body}".encode())
+        assert is_cancelling.wait(PATIENCE_SECONDS)
+    wait_until(lambda: count_requests() == (1, 0) or None)
