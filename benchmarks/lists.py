@@ -175,17 +175,22 @@ def measure(client: FlaskClient, connection: Any, name: str, path: str, calls: i
     )
 
 
-def main() -> None:
-    """Print a table."""
+def parse_options(name: str, description: str) -> argparse.Namespace:
+    """How large the horde is, and how often each route is called."""
     parser = argparse.ArgumentParser(
-        prog="dev.py bench lists", description=__doc__.partition("\n")[0]
+        prog=f"dev.py bench {name}", description=description.partition("\n")[0]
     )
     parser.add_argument("--users", type=int, default=50_000)
     parser.add_argument("--workers", type=int, default=2_000)
     parser.add_argument("--statistics", type=int, default=1_000_000)
     parser.add_argument("--calls", type=int, default=20)
     parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Print a table."""
+    arguments = parse_options("lists", __doc__)
     with own_database(os.environ["DATABASE_URL"]) as environment:
         fill(environment, arguments.users, arguments.workers, arguments.statistics)
         config = Config.from_environment({**environment, "HORDE_LOG_LEVEL": "WARNING"})

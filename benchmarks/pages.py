@@ -5,7 +5,6 @@ Run by hand: `dev.py bench pages [--users 50000] [--workers 2000] [--statistics 
 application is called in this process, without HTTP. `CPU` is the processor time of this process.
 """
 
-import argparse
 import json
 import os
 import re
@@ -17,7 +16,7 @@ from flask.testing import FlaskClient
 from sqlalchemy import text
 
 from benchmarks._stack import own_database
-from benchmarks.lists import fill, forget, measure_ms, noting_statements
+from benchmarks.lists import fill, forget, measure_ms, noting_statements, parse_options
 from horde import db
 from horde.actions.dashboard import MOMENT_SECONDS
 from horde.actions.statistics import compile_text_stats
@@ -132,15 +131,7 @@ def make_moderator(config: Config) -> None:
 
 def main() -> None:
     """Print a table."""
-    parser = argparse.ArgumentParser(
-        prog="dev.py bench pages", description=__doc__.partition("\n")[0]
-    )
-    parser.add_argument("--users", type=int, default=50_000)
-    parser.add_argument("--workers", type=int, default=2_000)
-    parser.add_argument("--statistics", type=int, default=1_000_000)
-    parser.add_argument("--calls", type=int, default=20)
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
+    arguments = parse_options("pages", __doc__)
     with own_database(os.environ["DATABASE_URL"]) as environment:
         fill(environment, arguments.users, arguments.workers, arguments.statistics)
         config = Config.from_environment({**environment, "HORDE_LOG_LEVEL": "WARNING"})

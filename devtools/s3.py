@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """Just enough of S3 to see whether a store works: one signed request, without a library.
 
+boto3 spends 0.8 s of processor time before its first request, at each start of the services.
+
 Source: AWS Signature Version 4, header form, path-style addresses.
 """
 

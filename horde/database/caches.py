@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
 """Answers kept for a few seconds: in this process, and shared through Redis while there is one.
 
-Whatever is kept here can be computed again from the database, so losing it costs a query.
+Whatever is kept here can be computed again from the database, so losing it costs a query. By hand,
+since the caches of cachetools let every thread compute a value that ran out, or make all wait for
+one; here those who have an old value take it, and what was forgotten meanwhile is not kept.
 """
 
 import threading

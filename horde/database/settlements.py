@@ -34,6 +34,7 @@ from horde.classes.kobold.pricing import (
     count_text_tokens,
 )
 from horde.classes.kobold.processing_generation import (
+    CHAT_REPLY_COLUMNS,
     TextProcessingGeneration,
     compute_speed_sample,
     seconds_since,
@@ -134,18 +135,7 @@ def settle_job(
 
 
 # Either kind of reply has columns that the other lacks.
-_NO_REPLY: dict[str, Any] = dict.fromkeys(
-    (
-        "seed",
-        "message",
-        "finish_reason",
-        "native_finish_reason",
-        "prompt_tokens",
-        "completion_tokens",
-        "reasoning_tokens",
-        "charge_basis",
-    )
-)
+_NO_REPLY: dict[str, Any] = dict.fromkeys(("seed", *CHAT_REPLY_COLUMNS))
 
 # The function's statements each see what was committed before them, so its lock comes before its
 # counts: one statement with all of it would count as of its begin.

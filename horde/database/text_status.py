@@ -12,7 +12,10 @@ from sqlalchemy.orm import Session
 
 from horde.classes.base.waiting_prompt import TerminalOutcome
 from horde.classes.base.worker import Worker
-from horde.classes.kobold.processing_generation import TextProcessingGeneration
+from horde.classes.kobold.processing_generation import (
+    CHAT_REPLY_COLUMNS,
+    TextProcessingGeneration,
+)
 from horde.classes.kobold.waiting_prompt import TextWaitingPrompt
 from horde.database.functions import (
     WorkerAvailability,
@@ -146,17 +149,7 @@ def _build_find_progress(*chat_columns: str) -> Select[Any]:
 
 
 _FIND_TEXT_PROGRESS = keep(_build_find_progress())
-_FIND_CHAT_PROGRESS = keep(
-    _build_find_progress(
-        "message",
-        "finish_reason",
-        "native_finish_reason",
-        "prompt_tokens",
-        "completion_tokens",
-        "reasoning_tokens",
-        "charge_basis",
-    )
-)
+_FIND_CHAT_PROGRESS = keep(_build_find_progress(*CHAT_REPLY_COLUMNS))
 
 
 def require_request_progress(

@@ -19,26 +19,13 @@ from horde.database.functions import forget_cached_availability
 from horde.db import transaction
 from tests.integration._fake_chat_worker import MODEL, ChatHorde, build_tool, chat_horde, start_anew
 from tests.integration.rows import find_job_row, make_chat_worker, make_worker
+from tests.integration.text_horde import STATUS_KEYS
 
-FIELDS = {
-    "generations",
+FIELDS = STATUS_KEYS | {
     "context_adjustments",
     "impossible_reason",
     "fault_reason",
     "fault_rc",
-    "finished",
-    "processing",
-    "restarted",
-    "waiting",
-    "done",
-    "faulted",
-    "wait_time",
-    "queue_position",
-    "kudos",
-    "is_possible",
-    "eligible_workers",
-    "eligible_worker_threads",
-    "might_stall",
 }
 
 

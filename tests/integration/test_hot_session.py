@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 
 import pytest
 from flask import Flask
-from sqlalchemy import DateTime, bindparam, event, func, insert, literal, select, text, update
+from sqlalchemy import DateTime, bindparam, func, insert, literal, select, text, update
 from sqlalchemy.exc import (
     DataError,
     IntegrityError,
@@ -32,6 +32,7 @@ from horde.classes.kobold.worker import TextWorker
 from horde.db import execute_later, reading, single_statement, table_of, transaction
 from horde.hot_session import HotSession, keep, keep_insert
 from tests.integration.rows import make_job, make_request, make_user, make_worker, own_horde
+from tests.integration.statements import noting_statements
 
 
 class Abandoned(Exception):
@@ -328,19 +329,9 @@ def test_a_transaction_begins_with_its_first_statement_and_reads_with_none(
 
 
 def test_who_counts_statements_sees_kept_ones_too(request_id: UUID) -> None:
-    seen: list[str] = []
-
-    def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:
-        seen.append(statement)
-
-    engine = db.require_engine()
-    event.listen(engine, "before_cursor_execute", note)
-    try:
-        with transaction() as session:
-            session.execute(READ_REQUEST, {"id": request_id})
-            session.execute(select(literal(1)))
-    finally:
-        event.remove(engine, "before_cursor_execute", note)
+    with noting_statements() as seen, transaction() as session:
+        session.execute(READ_REQUEST, {"id": request_id})
+        session.execute(select(literal(1)))
     assert [statement.split()[0] for statement in seen] == ["SELECT", "SELECT"]
 
 

@@ -3,7 +3,6 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from ipaddress import ip_network
@@ -12,10 +11,10 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import event, func, select, update
+from sqlalchemy import func, select, update
 
 from devtools.services import ServiceAddresses
-from horde import clock, db, model_reference, pop_epochs, r2, redis_ctrl
+from horde import clock, model_reference, pop_epochs, r2, redis_ctrl
 from horde.actions import idle_pops
 from horde.classes.base.stats import HordeSettings
 from horde.classes.base.user import User, UserRoleTypes, hash_api_key
@@ -35,6 +34,7 @@ from tests.integration._fake_chat_worker import MODEL, Body, ChatHorde, chat_hor
 from tests.integration.chat_front import wait_until
 from tests.integration.own_redis import OwnRedis
 from tests.integration.rows import SECRET, make_user
+from tests.integration.statements import noting_statements
 
 TEXT = {"prompt": "Once", "models": ["a/model"], "params": {"max_length": 64}}
 NAME = "chat worker"
@@ -74,23 +74,8 @@ def pop(horde: ChatHorde, **changes: Any) -> Body:
     return dict(answer.json)
 
 
-@contextmanager
-def counting() -> Iterator[list[str]]:
-    seen: list[str] = []
-
-    def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:
-        seen.append(statement)
-
-    engine = db.require_engine()
-    event.listen(engine, "before_cursor_execute", note)
-    try:
-        yield seen
-    finally:
-        event.remove(engine, "before_cursor_execute", note)
-
-
 def count_statements(horde: ChatHorde, **changes: Any) -> int:
-    with counting() as seen:
+    with noting_statements() as seen:
         assert pop(horde, **changes)["id"] is None
     return len(seen)
 
@@ -107,7 +92,7 @@ def count_jobs() -> int:
 
 def test_an_idle_pop_that_repeats_itself_costs_no_statement(horde: ChatHorde) -> None:
     first = pop(horde)
-    with counting() as seen:
+    with noting_statements() as seen:
         for _ in range(5):
             assert pop(horde) == first
     assert seen == []
@@ -277,7 +262,7 @@ def test_a_key_that_was_reset_is_refused_at_the_next_pop(horde: ChatHorde) -> No
         session.execute(update(Worker).values(created=Worker.created - timedelta(hours=1)))
     for _ in range(3):
         assert horde.pop(name="of this key", key=key).status_code == 200
-    with counting() as seen:
+    with noting_statements() as seen:
         assert horde.pop(name="of this key", key=key).status_code == 200
     assert seen == []
     with transaction() as session:
@@ -396,7 +381,7 @@ def test_messages_are_told_at_the_next_pop_and_no_longer_than_they_last(horde: C
     with transaction() as session:
         insert_messages(session, [row])
     assert [message["message"] for message in pop(horde)["messages"]] == ["Please update."]
-    with counting() as seen:
+    with noting_statements() as seen:
         assert pop(horde)["messages"]
     assert seen == []
     with transaction() as session:
@@ -482,7 +467,7 @@ def test_a_redis_that_was_emptied_shows_no_old_mark_as_new(
         if queue:
             horde.queue()
         redis.run("FLUSHALL")
-        with counting() as seen:
+        with noting_statements() as seen:
             assert (pop(horde)["id"] is not None) == queue
         assert seen
 

@@ -7,10 +7,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import event, func, select, text
+from sqlalchemy import func, select, text
 
 from devtools.services import ServiceAddresses
-from horde import db
 from horde.actions.statistics import compile_text_stats
 from horde.classes.base.stats import TextGenState, TextGenStatistic
 from horde.classes.base.text_stats import TextStatModel, TextStatQueue, TextStatTotal
@@ -19,6 +18,7 @@ from horde.database import caches
 from horde.db import transaction
 from tests.integration.api_horde import Api, own_api
 from tests.integration.rows import empty_tables, make_user
+from tests.integration.statements import noting_statements
 from tests.integration.text_horde import KNOWN, SMALL, TextHorde
 
 ZERO = {"requests": 0, "tokens": 0}
@@ -205,18 +205,9 @@ def test_the_answers_read_sums_alone_in_one_statement_each(api: Api) -> None:
     record(utcnow(), count=5)
     compile_text_stats()
     caches.clear_all()
-    seen: list[str] = []
-
-    def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:
-        seen.append(statement)
-
-    engine = db.require_engine()
-    event.listen(engine, "before_cursor_execute", note)
-    try:
+    with noting_statements() as seen:
         for _ in range(3):
             api.get("/stats/text/totals")
             api.get("/stats/text/models")
-    finally:
-        event.remove(engine, "before_cursor_execute", note)
     assert len(seen) == 2
     assert not any("text_gen_stats" in statement for statement in seen)

@@ -74,6 +74,18 @@ class LeaseOwner:
     is_trusted: bool
 
 
+# The columns that the reply of a chat job fills, and that of a text job leaves.
+CHAT_REPLY_COLUMNS = (
+    "message",
+    "finish_reason",
+    "native_finish_reason",
+    "prompt_tokens",
+    "completion_tokens",
+    "reasoning_tokens",
+    "charge_basis",
+)
+
+
 class TextProcessingGeneration(ProcessingGeneration):
     """One generation of a text or chat request."""
 
