@@ -216,11 +216,16 @@ def drop(_key: str, _value: object, _body: JsonObject) -> object:
     return ABSENT
 
 
+def is_neutral(value: object, *neutral: object) -> bool:
+    """Whether a value asks for nothing; 0 is not false here."""
+    return any(type(value) is type(other) and value == other for other in neutral)
+
+
 def read_absent_at(neutral: object, refuse: Callable[[str], RequestRefused]) -> Reader:
     """A reader of a key that asks for nothing at one value, and is refused at any other."""
 
     def read(key: str, value: object, _body: JsonObject) -> object:
-        if type(value) is type(neutral) and value == neutral:
+        if is_neutral(value, neutral):
             return ABSENT
         raise refuse(key)
 

@@ -281,7 +281,9 @@ def _read_horde(key: str, value: object, _body: JsonObject) -> object:
     for name, member in value.items():
         if name in _CHAT_OPTIONS and member is not None:
             raise unsupported(f"{key}.{name}", "text requests have no such option. Leave it out")
-    fit = value.get("context_fit") or DEFAULT_CONTEXT_FIT
+    fit = value.get("context_fit")
+    if fit is None:
+        fit = DEFAULT_CONTEXT_FIT
     if fit not in CONTEXT_FITS:
         path = f"{key}.context_fit"
         message = f"Invalid value: '{path}' has to be one of {', '.join(CONTEXT_FITS)}."

@@ -6,7 +6,7 @@ agents produce. Each message keeps the path of its item, so that what the horde 
 is said about the item. Source: docs/reference/front_responses.md, "Order".
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -25,10 +25,13 @@ MAX_SHOWN_IDS: Final = 10  # of calls without an output
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages of chat, and the client's path of each."""
+    """Messages of chat, and the client's path of each; of one that is made of parts of several
+    items, by its place, also the path of each part.
+    """
 
     messages: list[JsonObject]
     paths: tuple[str, ...]
+    part_paths: Mapping[int, Sequence[str]]
 
 
 def build_conversation(instructions: str | None, items: Iterable[Item | None]) -> Conversation:
@@ -51,7 +54,7 @@ def build_conversation(instructions: str | None, items: Iterable[Item | None]) -
             case None:
                 pass
     writer.close_group()
-    return Conversation(writer.messages, tuple(writer.paths))
+    return Conversation(writer.messages, tuple(writer.paths), writer.part_paths)
 
 
 @dataclass(slots=True)
@@ -71,6 +74,7 @@ class _Writer:
     def __init__(self) -> None:
         self.messages: list[JsonObject] = []
         self.paths: list[str] = []
+        self.part_paths: dict[int, list[str]] = {}
         self._group: _Group | None = None
 
     def put(self, path: str, message: JsonObject) -> None:
@@ -143,9 +147,11 @@ class _Writer:
         if not outputs:
             return
         parts: list[JsonObject] = []
+        paths = self.part_paths[len(self.messages)] = []
         for output in outputs:
             text = f"Images of the output of call {output.call_id}:"
-            parts += [{"type": "text", "text": text}, *output.images]
+            parts += [{"type": "text", "text": text}, *output.images.values()]
+            paths += [output.path, *output.images]
         self.put(outputs[0].path, {"role": "user", "content": parts})
 
 

@@ -16,7 +16,7 @@ from horde.chat_contract import CHAT_IMAGE_DETAILS, MAX_CHAT_TOOL_CALL_ID_CHARAC
 from horde.json_text import JsonObject
 from horde.oai.errors import RequestRefused, shorten_param
 from horde.oai.leniency import CACHE_HINT, drop_keys
-from horde.oai.readers import missing, unsupported, unsupported_value, wrong_type
+from horde.oai.readers import is_neutral, missing, unsupported, unsupported_value, wrong_type
 from horde.oai.responses_form.tools import build_native_name
 
 MAX_ITEM_COUNT: Final = 4096  # far above 1024 messages with their calls and reasoning
@@ -52,12 +52,14 @@ class CallItem:
 
 @dataclass(frozen=True, slots=True)
 class OutputItem:
-    """What a call brought: its text, and images that chat's tool messages cannot hold."""
+    """What a call brought: its text, and images that chat's tool messages cannot hold, each by the
+    client's path of it.
+    """
 
     path: str
     call_id: str
     text: str
-    images: tuple[JsonObject, ...]
+    images: Mapping[str, JsonObject]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,15 +168,15 @@ def _parse_output(item: JsonObject, path: str) -> OutputItem:
     if output is None:
         raise missing(place)
     if isinstance(output, str):
-        return OutputItem(path, call_id, output, ())
+        return OutputItem(path, call_id, output, {})
     if not isinstance(output, list):
         raise wrong_type(place, "a string or an array of parts")
-    parts = [
-        _parse_part(part, f"{place}[{index}]", may_be_image=True)
+    parts = {
+        f"{place}[{index}]": _parse_part(part, f"{place}[{index}]", may_be_image=True)
         for index, part in enumerate(output)
-    ]
-    texts = [str(part["text"]) for part in parts if part["type"] == "text"]
-    images = tuple(part for part in parts if part["type"] == "image_url")
+    }
+    texts = [str(part["text"]) for part in parts.values() if part["type"] == "text"]
+    images = {path: part for path, part in parts.items() if part["type"] == "image_url"}
     return OutputItem(path, call_id, "\n".join(texts) if texts or not images else "(image)", images)
 
 
@@ -184,9 +186,7 @@ def _parse_reasoning(item: JsonObject, path: str) -> None:
 
 
 def _parse_reference(item: JsonObject, path: str) -> ReferenceItem:
-    for key in item:
-        if key not in ("type", "id"):
-            raise unsupported(f"{path}.{key}")
+    _check_members(item, path, "type")
     return ReferenceItem(path, _require_string(item, "id", path))
 
 
@@ -270,7 +270,7 @@ def _check_members(item: JsonObject, path: str, *known: str) -> None:
     for key, value in item.items():
         if key in known or key in _DROPPED or key in ("parsed", "parsed_arguments"):
             continue
-        if key in ("annotations", "logprobs") or value in _NEUTRAL.get(key, ()):
+        if key in ("annotations", "logprobs") or is_neutral(value, *_NEUTRAL.get(key, ())):
             continue
         raise unsupported(f"{path}.{key}")
 

@@ -49,7 +49,7 @@ _RENAMED: Final[dict[str, str]] = {
     "reasoning_effort": "reasoning.effort",
     "tool_choice.function.name": "tool_choice.name",
 }
-_PART: Final = re.compile(r"\.content\[\d+\]")
+_PART: Final = re.compile(r"\.content\[(\d+)\]")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,6 +76,7 @@ class ResponsesRequest:
     is_length_open: bool
     estimated_prompt_tokens: int = 0
     message_paths: tuple[str, ...] = field(default=())
+    part_paths: Mapping[int, Sequence[str]] = field(default_factory=dict)  # by their message
     stored_items: list[JsonObject] = field(default_factory=list)  # references replaced
     links: tuple[str, ...] = ()  # native ids of the responses before it
     owner: str = ""  # of what is stored
@@ -157,7 +158,7 @@ class ResponsesRequest:
     def converse(self, items: Sequence[Item | None]) -> None:
         """Make the messages of all items, earlier ones first. Raises RequestRefused."""
         conversation = build_conversation(self.instructions, items)
-        self.message_paths = conversation.paths
+        self.message_paths, self.part_paths = conversation.paths, conversation.part_paths
         try:
             messages = parse_messages(conversation.messages, ECHOED_MESSAGES)
         except ChatRequestRefused as refused:
@@ -186,9 +187,16 @@ class ResponsesRequest:
         if rest == ".tool_call_id":
             return f"{paths[index]}.call_id"
         # Below the instructions, a text, or an earlier item there is nothing to point at.
-        if not paths[index].startswith("input[") or _PART.match(rest) is None:
+        part = _PART.match(rest)
+        if not paths[index].startswith("input[") or part is None:
             return paths[index]
-        return paths[index] + rest.replace(".image_url.url", ".image_url").replace(
+        path, part_paths = paths[index], self.part_paths.get(index)
+        if part_paths is not None:
+            place = int(part.group(1))
+            if place >= len(part_paths):
+                return path
+            path, rest = part_paths[place], rest[part.end() :]
+        return path + rest.replace(".image_url.url", ".image_url").replace(
             ".image_url.detail", ".detail"
         )
 

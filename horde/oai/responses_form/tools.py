@@ -16,7 +16,7 @@ from horde.chat.wire import Tool
 from horde.json_text import JsonObject
 from horde.oai.errors import RequestRefused, shorten_param
 from horde.oai.leniency import CACHE_HINT, drop_keys
-from horde.oai.readers import missing, unsupported, unsupported_value, wrong_type
+from horde.oai.readers import is_neutral, missing, unsupported, unsupported_value, wrong_type
 
 MAX_TOOL_COUNT: Final = 128  # of a request, groups counted by their members
 NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -216,7 +216,7 @@ def _read_namespace(tool: JsonObject, path: str, offered: list[OfferedTool]) -> 
 
 def _check_members(tool: JsonObject, path: str, kind: str) -> None:
     for key, value in drop_keys(tool, CACHE_HINT).items():
-        if key in _MEMBERS[kind] or value in _NEUTRAL.get(key, ()):
+        if key in _MEMBERS[kind] or is_neutral(value, *_NEUTRAL.get(key, ())):
             continue
         if kind == "function" and key == "function" and isinstance(value, dict):
             message = (

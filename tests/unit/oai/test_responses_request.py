@@ -631,6 +631,37 @@ def test_43_what_the_horde_says_of_a_message_is_said_of_its_item() -> None:
         assert request.locate(native) == own
 
 
+def test_43_what_the_horde_says_of_an_image_is_said_of_the_part_of_its_output() -> None:
+    image = {"type": "input_image", "image_url": "x", "detail": "low"}
+    text = {"type": "input_text", "text": "a"}
+    outputs = [output("2") | {"output": [text, image]}, output("1") | {"output": [image, image]}]
+    request = parse(input=[say(), call("1"), call("2"), *outputs])
+    for native, own in (
+        ("messages[2].content", "input[4]"),
+        ("messages[4].content", "input[4]"),
+        ("messages[4].content[1].image_url.url", "input[4].output[0].image_url"),
+        ("messages[4].content[2].image_url.detail", "input[4].output[1].detail"),
+        ("messages[4].content[4].image_url.url", "input[3].output[1].image_url"),
+        ("messages[4].content[99].image_url.url", "input[4]"),
+    ):
+        assert request.locate(native) == own
+
+
+@pytest.mark.parametrize("zero", ["async", "defer_loading"])
+def test_a_zero_is_no_false(zero: str) -> None:
+    assert parse(tools=[function("a", **{zero: False})]).native_body["tools"]
+    assert refuse(tools=[function("a", **{zero: 0})]) == (
+        "unsupported_parameter",
+        f"tools[0].{zero}",
+    )
+
+
+def test_a_reference_may_have_what_any_item_may_have() -> None:
+    reference = {"type": "item_reference", "id": "msg_1", "status": "completed"}
+    assert parse(input=[reference]).needs_items
+    assert refuse(input=[reference | {"other": 1}]) == ("unsupported_parameter", "input[0].other")
+
+
 def test_too_many_messages_are_refused_under_their_own_name() -> None:
     assert refuse(input=[say()] * 1025) == ("unsupported_value", "input")
     assert refuse(input=[REASONING] * 5000) == ("unsupported_value", "input")

@@ -85,6 +85,8 @@ def test_a_plain_body_asks_for_nothing_it_was_not_told() -> None:
         ({"horde": {"conformance": "strict"}}, "unsupported_parameter", "horde.conformance"),
         ({"horde": {"context_fit": "truncate_oldest"}}, "invalid_value", "horde.context_fit"),
         ({"horde": {"context_fit": ["grow"]}}, "invalid_value", "horde.context_fit"),
+        ({"horde": {"context_fit": ""}}, "invalid_value", "horde.context_fit"),
+        ({"horde": {"context_fit": False}}, "invalid_value", "horde.context_fit"),
         (
             {"horde": {"only": ["a"], "ignore": ["b"]}},
             "conflicting_parameters",
