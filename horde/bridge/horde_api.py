@@ -135,7 +135,7 @@ class HordeApi:
             url = parse_address(announced, "Horde-Waiting-Pops")
         except ValueError:
             return None
-        if self._url.startswith("https:") and not url.startswith("https:"):
+        if (httpx.URL(self._url).scheme, httpx.URL(url).scheme) == ("https", "http"):
             return None
         logger.info("horde.bridge.waits_at", extra={"url": hide_password(url)})
         return url

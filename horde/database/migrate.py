@@ -133,7 +133,8 @@ def migrate(
         for migration in applied:
             _apply(connection, migration)
         if len(wanted) == len(migrations):  # they call for the newest tables
-            _replace_functions(connection, folder)
+            known = {migration.version for migration in migrations}
+            _replace_functions(connection, folder, is_newest=records.keys() <= known)
         _seed(connection, secret_key)
     return [migration.version for migration in applied]
 
@@ -306,12 +307,16 @@ def _run_transaction(connection: Connection, migration: Migration, *, record: bo
             time.sleep(1)
 
 
-def _replace_functions(connection: Connection, folder: Path) -> None:
-    """Create or replace each function whose text is another than the database's."""
+def _replace_functions(connection: Connection, folder: Path, *, is_newest: bool) -> None:
+    """Create or replace each function whose text is another than the database's.
+
+    Unless this is the newest version that the database knows, its texts may be older than those
+    that are there: then only what is missing is created.
+    """
     stored = _read_stored_functions(connection)
     for name, sql in _read_functions(folder).items():
         checksum = hashlib.sha256(sql.encode()).hexdigest()
-        if stored.get(name) == checksum:
+        if stored.get(name) == checksum or (name in stored and not is_newest):
             continue
         comment = f"COMMENT ON FUNCTION {name} IS '{checksum}'"
         migration = Migration(
@@ -335,7 +340,7 @@ def _read_stored_functions(connection: Connection) -> dict[str, str | None]:
     rows = connection.execute(
         text("""
             SELECT proname, obj_description(oid, 'pg_proc') AS checksum FROM pg_proc
-            WHERE pronamespace = current_schema()::regnamespace
+            WHERE pronamespace = quote_ident(current_schema())::regnamespace
             """)
     )
     return {row.proname: row.checksum for row in rows}

@@ -458,6 +458,21 @@ def test_a_function_is_replaced_when_its_text_changes_and_only_then(
         assert connection.scalar(text("SELECT list_queue_classes()")) == [7]
 
 
+def test_a_version_that_is_not_the_newest_replaces_no_function(
+    engine: Engine, sql_folder: Path
+) -> None:
+    (sql_folder / "9.9.9.txt").write_text("SELECT 1;")
+    file = sql_folder / "functions" / "list_queue_classes.sql"
+    file.write_text(file.read_text().replace("RETURN found;", "RETURN '{7}';"))
+    migrate(engine, secret_key=SECRET, folder=sql_folder)
+    with engine.begin() as connection:
+        connection.execute(text("DROP FUNCTION find_job"))
+    assert migrate(engine, secret_key=SECRET) == []
+    with engine.connect() as connection:
+        assert connection.scalar(text("SELECT list_queue_classes()")) == [7]
+    require_current_schema(engine)
+
+
 def test_a_database_that_lacks_a_function_is_refused(engine: Engine) -> None:
     migrate(engine, secret_key=SECRET)
     with engine.begin() as connection:

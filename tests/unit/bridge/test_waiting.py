@@ -80,6 +80,7 @@ def test_a_front_that_keeps_nobody_waiting_is_asked_for_no_second_time_in_a_row(
     ("scheme", "announced"),
     [
         ("https", "http://front.test/api"),
+        ("HTTPS", "http://front.test/api"),
         ("http", "file:///etc"),
         ("http", "http://"),
         ("http", ""),
